@@ -1,4 +1,6 @@
-"""``python -m benchmarks run NAME [--quick] [--out FILE]``, ``show NAME`` or ``show FILE``, and ``readme``."""
+"""``python -m benchmarks run NAME [--quick] [--out FILE]``, ``show NAME`` or ``show FILE``, and
+``readme``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ RESULTS = Path(__file__).parent / "results"
 def give_everyone_good_memory() -> None:
     """Configure the memory allocator of torch: use huge pages and keep freed blocks.
 
-    Tables and outputs of this library use recycled huge pages anyway. Without these two settings, which every user can
-    make, the peers would pay page faults for each large output.
+    Tables and outputs of this library use recycled huge pages anyway. Without these two settings,
+    which every user can make, the peers would pay page faults for each large output.
     """
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     if sys.platform == "linux":
@@ -38,7 +40,9 @@ def main() -> int:
     run.add_argument("--data", type=Path, help="use this log or data set (clicks, hot_single)")
     run.add_argument("--rows", type=int, help="limit the rows of a table to save memory (hot_single only)")
     run.add_argument("--minutes", type=float, help="stop training on real data after this many minutes")
-    run.add_argument("--models", type=lambda text: text.split(","), help="train only these models, separated by commas")
+    run.add_argument(
+        "--models", type=lambda text: text.split(","), help="train only these models, separated by commas"
+    )
     run.add_argument(
         "--logs",
         type=lambda text: text.split(","),
@@ -47,7 +51,9 @@ def main() -> int:
     run.add_argument("--seeds", type=int, help="train each model with this many seeds")
     run.add_argument("--threads", type=int, help="train with this many threads (default: 1)")
     run.add_argument(
-        "--precision", choices=("float32", "bf16"), help="train the network in this precision (quality only)"
+        "--precision",
+        choices=("float32", "bf16"),
+        help="train the network in this precision (quality only)",
     )
     run.add_argument(
         "--samples",
@@ -59,7 +65,9 @@ def main() -> int:
         type=int,
         help="train FuxiCTR with this many seeds, if it is installed (quality only; default: 1)",
     )
-    run.add_argument("--parts", type=lambda text: text.split(","), help="measure only these parts (cores only)")
+    run.add_argument(
+        "--parts", type=lambda text: text.split(","), help="measure only these parts (cores only)"
+    )
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -101,8 +109,18 @@ def _run(args: argparse.Namespace) -> None:
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
     names = (
-        "data", "rows", "minutes", "models", "logs", "seeds", "threads", "precision", "peer_seeds", "samples", "parts",
-    )  # fmt: skip
+        "data",
+        "rows",
+        "minutes",
+        "models",
+        "logs",
+        "seeds",
+        "threads",
+        "precision",
+        "peer_seeds",
+        "samples",
+        "parts",
+    )
     values = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in values.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)

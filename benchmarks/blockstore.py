@@ -1,7 +1,8 @@
-"""The SSD store: random reads compared with `fio`, read-modify-write compared with RocksDB, and write amplification.
+"""The SSD store: random reads compared with `fio`, read-modify-write compared with RocksDB, and
+write amplification.
 
-Both stores get the same DRAM and use direct reads, so that neither gains memory through the page cache. Set TMPDIR to
-a directory on the disk to measure; the benchmark needs about 9 GiB there.
+Both stores get the same DRAM and use direct reads, so that neither gains memory through the page
+cache. Set TMPDIR to a directory on the disk to measure; the benchmark needs about 9 GiB there.
 """
 
 from __future__ import annotations
@@ -37,15 +38,21 @@ PIECE = 1 << 16
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Check correctness, then measure reads, read-modify-write and write amplification, each in a fresh directory."""
+    """Check correctness, then measure reads, read-modify-write and write amplification, each in a
+    fresh directory.
+    """
     rows, rounds, batches, seconds = (400_000, 3, 10, 1) if quick else (8_000_000, 7, 50, 4)
     import_peer("rocksdict")
     if shutil.which("fio") is None:
-        raise PeerMissing("fio is not installed: `apt-get install fio`, or your system's package of that name")
+        raise PeerMissing(
+            "fio is not installed: `apt-get install fio`, or your system's package of that name"
+        )
     gate()
     reads = read_fraction(rows, seconds, 3 if quick else 7)
     pairs = read_modify_write(rows, rounds, batches)
-    writes = [{"rows written": skew, **amplification(rows // 2, skew, quick)} for skew in ("uniform", "skewed")]
+    writes = [
+        {"rows written": skew, **amplification(rows // 2, skew, quick)} for skew in ("uniform", "skewed")
+    ]
     return {
         "config": {
             "rows": rows,
@@ -121,7 +128,9 @@ def load(store: SsdRecords, rows: int, expected: Records | None = None) -> None:
 
 
 def skewed(rows: int, seed: int = 1) -> Iterator[Rows]:
-    """Yield batches of distinct ascending rows; row r is drawn with a probability proportional to 1 / (r + 1)."""
+    """Yield batches of distinct ascending rows; row r is drawn with a probability proportional to 1
+    / (r + 1).
+    """
     generator = np.random.default_rng(seed)
     while True:
         drawn = np.floor((rows + 1.0) ** generator.random(LOOKUPS)).astype(np.int64) - 1
@@ -136,8 +145,16 @@ def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
     with scratch() as folder:
         store = SsdRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
         load(store, rows)
-        # fio reads a file as large as the segments. It must be written, as reads of a sparse file skip the disk.
-        fio(folder / "fio", store.segments.file_bytes, "--rw=write", "--bs=4m", "--refill_buffers", "--end_fsync=1")
+        # fio reads a file as large as the segments. It must be written, as reads of a sparse file
+        # skip the disk.
+        fio(
+            folder / "fio",
+            store.segments.file_bytes,
+            "--rw=write",
+            "--bs=4m",
+            "--refill_buffers",
+            "--end_fsync=1",
+        )
         per_block, generator = store.layout.per_block, np.random.default_rng(0)
         out = np.empty((PIECE // 4, RECORD_BYTES), np.uint8)
         ours, theirs = [], []
@@ -168,7 +185,14 @@ def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
 
 def fio(path: Path, size: int, *options: str) -> dict[str, Any]:
     """Run fio on one file and return its report of the job."""
-    command = ["fio", "--name=blockstore", f"--filename={path}", f"--size={size}", "--direct=1", "--ioengine=io_uring"]
+    command = [
+        "fio",
+        "--name=blockstore",
+        f"--filename={path}",
+        f"--size={size}",
+        "--direct=1",
+        "--ioengine=io_uring",
+    ]
     command += ["--iodepth=128", "--output-format=json", *options]
     process = subprocess.run(command, check=True, capture_output=True, text=True)
     report: dict[str, Any] = json.loads(process.stdout[process.stdout.index("{") :])["jobs"][0]
@@ -176,13 +200,19 @@ def fio(path: Path, size: int, *options: str) -> dict[str, Any]:
 
 
 class RocksRecords:
-    """RocksDB as a store of records: bloom filters, sorted multi-gets on several threads, no write-ahead log."""
+    """RocksDB as a store of records: bloom filters, sorted multi-gets on several threads, no
+    write-ahead log.
+    """
 
     def __init__(self, folder: Path, dram_bytes: int, threads: int) -> None:
         rocks = import_peer("rocksdict")
         options, blocks = rocks.Options(raw_mode=True), rocks.BlockBasedOptions()
         memtable = min(64 << 20, dram_bytes // 8)
-        self.config = {"memtables": 3, "memtable_bytes": memtable, "block_cache_bytes": dram_bytes - 3 * memtable}
+        self.config = {
+            "memtables": 3,
+            "memtable_bytes": memtable,
+            "block_cache_bytes": dram_bytes - 3 * memtable,
+        }
         blocks.set_block_cache(rocks.Cache.new_hyper_clock_cache(self.config["block_cache_bytes"], 0))
         blocks.set_block_size(4096)
         blocks.set_bloom_filter(10.0, False)
@@ -201,11 +231,13 @@ class RocksRecords:
         options.set_bytes_per_sync(1 << 20)
         options.set_use_direct_reads(True)
         options.set_use_direct_io_for_flush_and_compaction(True)
-        self._rocks, self._db = rocks, rocks.Rdict(str(folder / "rocks"), options)
+        self._rocks = rocks
+        self._db = rocks.Rdict(str(folder / "rocks"), options)
         write = rocks.WriteOptions()
         write.disable_wal = True
         self._db.set_write_options(write)
-        self.threads, self._pool = threads, ThreadPoolExecutor(32)
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(32)
 
     def read(self, rows: Rows, out: Records) -> None:
         """Fill `out` with the records of `rows`, all of which must have been written."""
@@ -228,7 +260,12 @@ class RocksRecords:
 
     def drain(self) -> None:
         """Wait for running and pending flushes and compactions."""
-        names = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
+        names = (
+            "num-running-flushes",
+            "mem-table-flush-pending",
+            "num-running-compactions",
+            "compaction-pending",
+        )
         while any(self._db.property_int_value(f"rocksdb.{name}") for name in names):
             time.sleep(0.01)
 
@@ -239,9 +276,11 @@ class RocksRecords:
 
 
 def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
-    """Time alternating rounds of `count` batches of skewed rows that are read, changed and written back.
+    """Time alternating rounds of `count` batches of skewed rows that are read, changed and written
+    back.
 
-    A round includes the background work that it causes, so that each store pays for its own compaction.
+    A round includes the background work that it causes, so that each store pays for its own
+    compaction.
     """
     with scratch() as folder:
         ours = ssd_store(folder, rows)
@@ -287,7 +326,13 @@ def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
         "dram_bytes": budget,
         "ours_dram_bytes": dram,
         "rocksdb_read_seconds_by_threads": multi_get,
-        "config": {**peer.config, "multi-get threads": peer.threads, "wal": False, "bloom_bits": 10, "direct": True},
+        "config": {
+            **peer.config,
+            "multi-get threads": peer.threads,
+            "wal": False,
+            "bloom_bits": 10,
+            "direct": True,
+        },
         "seconds": seconds,
     }
 
@@ -324,7 +369,9 @@ def compare(ours: SsdRecords, peer: RocksRecords, rows: int) -> None:
 
 
 def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
-    """Measure write and space amplification after writing the table three times to warm up (twice if `quick`)."""
+    """Measure write and space amplification after writing the table three times to warm up (twice
+    if `quick`).
+    """
     generator, batches = np.random.default_rng(2), skewed(rows)
     table = rows * RECORD_BYTES
     with scratch() as folder:
@@ -333,7 +380,9 @@ def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
         written, before, largest, began = 0, 0, 0.0, time.perf_counter()
         warmup, end = (1 * table, 2 * table) if quick else (2 * table, 4 * table)
         while written < end:
-            ids = next(batches) if skew == "skewed" else np.unique(generator.integers(0, rows, LOOKUPS // 2))
+            ids = (
+                next(batches) if skew == "skewed" else np.unique(generator.integers(0, rows, LOOKUPS // 2))
+            )
             if written < warmup <= written + ids.size * RECORD_BYTES:
                 before, began = store.segments.bytes_written, time.perf_counter()
             store.write(ids, np.zeros((len(ids), RECORD_BYTES), np.uint8))

@@ -1,12 +1,15 @@
-"""Quality on the last day of a real click log: this library, TorchRec, logistic regression, trees and popularity.
+"""Quality on the last day of a real click log: this library, TorchRec, logistic regression, trees
+and popularity.
 
-One pass over the training split trains all models on the same batches. `Trainer` trains the recipe's model. TorchRec's
-own DLRM starts from the same weights and uses FBGEMM's exact row-wise Adagrad and the same dense optimizer. Several
-logistic regressions use the same features and schedule; validation chooses one of them. Boosted trees on a sample of
-the split show what the counts of earlier clicks are worth without ids: all counts, and popularity alone. The test
-split is scored once, at the end.
+One pass over the training split trains all models on the same batches. `Trainer` trains the
+recipe's model. TorchRec's own DLRM starts from the same weights and uses FBGEMM's exact row-wise
+Adagrad and the same dense optimizer. Several logistic regressions use the same features and
+schedule; validation chooses one of them. Boosted trees on a sample of the split show what the
+counts of earlier clicks are worth without ids: all counts, and popularity alone. The test split is
+scored once, at the end.
 
-The recipe is the shipped ``globo``. ``--data`` names a data set that was prepared with it, or the click log itself.
+The recipe is the shipped ``globo``. ``--data`` names a data set that was prepared with it, or the
+click log itself.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
     log = data or Path(recipe.data.source.paths[0])  # type: ignore[union-attr]
     if not log.is_file():
         raise ConfigError(
-            f"the Globo.com click log {log} does not exist; pass --data with the Parquet file or a data set prepared "
-            "from it"
+            f"the Globo.com click log {log} does not exist; pass --data with the Parquet file or a data "
+            "set prepared from it"
         )
     recipe = Recipe.load(RECIPE, [*PLAIN, f"data.source.paths=[{log}]"])
     return recipe, prepare(recipe.data, name=recipe.name)
@@ -78,12 +81,15 @@ class TorchRecSide:
     def __init__(self, recipe: Recipe, run: Run) -> None:
         config, rows = recipe.model, run.config.embedding
         if not isinstance(config, DLRMConfig) or config.history.pooling != "mean":
-            raise ConfigError("TorchRec's own DLRM pools histories by their mean; set model.history.pooling to mean")
+            raise ConfigError(
+                "TorchRec's own DLRM pools histories by their mean; set model.history.pooling to mean"
+            )
         ours = run.model
         tables = list(ours.embeddings.tables)
         initial = {table.name: ours.embeddings.table(table.name)["weight"] for table in tables}
         collection = fused_collection(tables, rate=rows.learning_rate, eps=rows.eps, initial=initial)
-        self.rows, self.row_schedule = collection.fused_optimizer(), rows
+        self.rows = collection.fused_optimizer()
+        self.row_schedule = rows
         width = config.embedding_dim
         self.model = TorchRecDLRM(
             collection, len(run.dataset.schema.dense), [*config.bottom_mlp, width], [*config.top_mlp, 1]
@@ -110,7 +116,9 @@ class TorchRecSide:
 
 
 class Logistic:
-    """Logistic regression on the values of all features (a history shares a weight of 1) and the dense features."""
+    """Logistic regression on the values of all features (a history shares a weight of 1) and the
+    dense features.
+    """
 
     def __init__(self, dataset: Dataset, schedule: ScheduleConfig, rate: float, decay: float) -> None:
         self.sizes = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
@@ -125,7 +133,9 @@ class Logistic:
         self.settings = {"rate": rate, "decay": decay}
         weights = [*self.values.parameters(), *self.dense.parameters()]
         self.optimizer = torch.optim.Adam(weights, lr=rate, weight_decay=decay, fused=True)
-        self.schedule, self.rate, self.steps = schedule, rate, 0
+        self.schedule = schedule
+        self.rate = rate
+        self.steps = 0
 
     def step(self, batch: Batch) -> None:
         _set_rate(self.optimizer, self.rate * self.schedule.factor(self.steps))
@@ -149,7 +159,8 @@ class Ours:
     """The run, with the interface of its peers."""
 
     def __init__(self, run: Run) -> None:
-        self.pipeline, self.steps = run.pipeline, 0
+        self.pipeline = run.pipeline
+        self.steps = 0
 
     def step(self, batch: Batch) -> None:
         self.pipeline.train(self.steps, batch)
@@ -178,7 +189,10 @@ def grow_trees(run: Run, batches: int) -> dict[str, Trees]:
     """Grow trees on all dense features, and on popularity alone."""
     names = [feature.name for feature in run.dataset.schema.dense]
     popularity = [position for position, name in enumerate(names) if name.endswith("popularity")]
-    return {"trees": Trees(run, list(range(len(names))), batches), "trees_popularity": Trees(run, popularity, batches)}
+    return {
+        "trees": Trees(run, list(range(len(names))), batches),
+        "trees_popularity": Trees(run, popularity, batches),
+    }
 
 
 def _set_rate(optimizer: Any, rate: float) -> None:
@@ -186,7 +200,9 @@ def _set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate
 
 
-def score(dataset: Dataset, split: str, models: dict[str, Callable[[Batch], Tensor]], limit: int | None) -> Scores:
+def score(
+    dataset: Dataset, split: str, models: dict[str, Callable[[Batch], Tensor]], limit: int | None
+) -> Scores:
     """Return the labels of a split and the logits of each model."""
     loader = Loader(dataset, split, LoaderConfig(batch_size=8192, shuffle=limit is not None, expand=True))
     labels: list[NDArray[np.float32]] = []
@@ -205,7 +221,9 @@ def metrics_of(scores: Scores) -> dict[str, Metrics]:
 
 
 def train_all(sides: dict[str, Any], run: Run, steps: int, minutes: float) -> dict[str, float]:
-    """Train every model on every batch until `minutes` have passed; return the seconds of each model."""
+    """Train every model on every batch until `minutes` have passed; return the seconds of each
+    model.
+    """
     seconds, began = dict.fromkeys(sides, 0.0), time.monotonic()
     for number, batch in enumerate(islice(run.loader.epoch(0), steps)):
         for name in list(sides) if number % 2 else list(reversed(sides)):
@@ -232,9 +250,11 @@ def gate(run: Run, peer: TorchRecSide) -> float:
 
 @torch_settings()
 def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, Any]:
-    """Train on all days but the last two, choose the logistic regression on the second last day, and test on the last.
+    """Train on all days but the last two, choose the logistic regression on the second last day,
+    and test on the last.
 
-    If `minutes` end the training early, all models have seen the same samples, drawn uniformly from all days.
+    If `minutes` end the training early, all models have seen the same samples, drawn uniformly from
+    all days.
     """
     recipe, dataset = open_data(data)
     trainer = Trainer(recipe, dataset)
@@ -278,7 +298,8 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     auc = {name: values["auc"] for name, values in test.items()}
     return {
         "config": {
-            "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
+            "recipe": recipe.to_dict()
+            | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
             "steps": ours.steps,
             "steps_of_whole_pass": total,
             "samples": {split: dataset.samples(split) for split in dataset.splits},
@@ -298,7 +319,11 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
         "samples": {
             "rows": rows,
             "logistic": [
-                {**side.settings, "valid_auc": valid[name]["auc"], "valid_log_loss": valid[name]["log_loss"]}
+                {
+                    **side.settings,
+                    "valid_auc": valid[name]["auc"],
+                    "valid_log_loss": valid[name]["log_loss"],
+                }
                 for name, side in linear.items()
             ],
         },

@@ -1,11 +1,14 @@
-"""Compare replayed steps of forty small clusters with predicted steps, and with the choice of ``exchange: auto``.
+"""Compare replayed steps of forty small clusters with predicted steps, and with the choice of
+``exchange: auto``.
 
-A cell is a log (rows of tables, samples per session), a model (width, layers, compression of its towers), a batch per
-rank, a number of hosts and of ranks per host, and the links between them. `benchmarks.replay` measures its step with
-the flat exchange and with SPTT. First the replay itself is compared with two processes on two cores that gloo connects.
+A cell is a log (rows of tables, samples per session), a model (width, layers, compression of its
+towers), a batch per rank, a number of hosts and of ranks per host, and the links between them.
+`benchmarks.replay` measures its step with the flat exchange and with SPTT. First the replay itself
+is compared with two processes on two cores that gloo connects.
 
-The predicted step is that of ``plan --hosts``, which measures the rank with the largest load. `auto` is the choice of a
-run: every rank measures itself, the slowest one counts, and latencies are assumed.
+The predicted step is that of ``plan --hosts``, which measures the rank with the largest load.
+`auto` is the choice of a run: every rank measures itself, the slowest one counts, and latencies are
+assumed.
 """
 
 from __future__ import annotations
@@ -60,25 +63,38 @@ class Cell:
         rows, session = LOGS[self.log]
         source = {"kind": "synthetic", "samples": 120_000, "scale": 1.0, "max_rows": rows, "session_length": session,
                   "seed": 7}  # fmt: skip
-        return Recipe.from_dict({
-            "name": "cell",
-            "data": {
-                "path": str(root / self.log), "source": source, "split": {"by": "fraction", "valid": 0.0, "test": 0.0},
-                "vocabulary": {"min_count": 1, "tail_buckets": 16}, "groups": "none",
-            },
-            "model": {
-                "kind": "dlrm", "embedding_dim": self.width, "bottom_mlp": list(self.layers),
-                "top_mlp": list(self.layers),
-                "towers": {"plan": [names[host :: self.hosts] for host in range(self.hosts)],
-                           "compression": self.compression},
-            },
-            "distributed": {"exchange": exchange, "hosts": self.hosts},
-            "train": {
-                "run": str(root / "run"), "batch_size": self.batch * self.hosts * self.local, "epochs": 1,
-                "dense": {"kind": "adam", "learning_rate": 0.001}, "average": {"decay": 0},
-                "early_stopping": {"patience": 0}, "calibration": "none",
-            },
-        })  # fmt: skip
+        return Recipe.from_dict(
+            {
+                "name": "cell",
+                "data": {
+                    "path": str(root / self.log),
+                    "source": source,
+                    "split": {"by": "fraction", "valid": 0.0, "test": 0.0},
+                    "vocabulary": {"min_count": 1, "tail_buckets": 16},
+                    "groups": "none",
+                },
+                "model": {
+                    "kind": "dlrm",
+                    "embedding_dim": self.width,
+                    "bottom_mlp": list(self.layers),
+                    "top_mlp": list(self.layers),
+                    "towers": {
+                        "plan": [names[host :: self.hosts] for host in range(self.hosts)],
+                        "compression": self.compression,
+                    },
+                },
+                "distributed": {"exchange": exchange, "hosts": self.hosts},
+                "train": {
+                    "run": str(root / "run"),
+                    "batch_size": self.batch * self.hosts * self.local,
+                    "epochs": 1,
+                    "dense": {"kind": "adam", "learning_rate": 0.001},
+                    "average": {"decay": 0},
+                    "early_stopping": {"patience": 0},
+                    "calibration": "none",
+                },
+            }
+        )
 
 
 CELLS = (
@@ -96,16 +112,22 @@ CELLS = (
 LINKS = {
     "100 Mbit/s": (100e6, 2e-4), "1 Gbit/s": (1e9, 1e-4), "10 Gbit/s": (10e9, 5e-5), "100 Gbit/s": (100e9, 2e-5),
 }  # fmt: skip
-"""Bits per second between hosts, and seconds of latency of a collective between hosts; a tenth of it per peer."""
+"""Bits per second between hosts, and seconds of latency of a collective between hosts; a tenth of
+it per peer.
+"""
 
 
 def cluster(cell: Cell, link: str) -> Cluster:
     """Return the hosts and links of a cell."""
     bits, alpha = LINKS[link]
     return Cluster(
-        hosts=cell.hosts, ranks=cell.local, inside_bytes_per_second=4e9, between_bytes_per_second=bits / 8,
-        inside=Collective(alpha=3e-5, alpha_peer=3e-6), between=Collective(alpha=alpha, alpha_peer=alpha / 10),
-    )  # fmt: skip
+        hosts=cell.hosts,
+        ranks=cell.local,
+        inside_bytes_per_second=4e9,
+        between_bytes_per_second=bits / 8,
+        inside=Collective(alpha=3e-5, alpha_peer=3e-6),
+        between=Collective(alpha=alpha, alpha_peer=alpha / 10),
+    )
 
 
 def data_of(cell: Cell, root: Path) -> Dataset:
@@ -149,13 +171,19 @@ def compared(root: Path, cells: tuple[Cell, ...], replayed: Replayed) -> Iterato
                 known = replayed.get((cell, link, exchange))
                 step_ms = known["replayed_ms"] if known else 1e3 * play(schedule, where)
                 yield {
-                    **asdict(cell), "link": link, "exchange": exchange, "auto": auto.distributed.exchange == exchange,
-                    "replayed_ms": step_ms, "predicted_ms": 1e3 * step.total, "error": 1e3 * step.total / step_ms - 1,
-                    "rank_ms": known["rank_ms"] if known else [
-                        1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule
-                    ],
-                    "predicted_rank_ms": 1e3 * seconds[exchange], "slowest_rank_ms": 1e3 * slowest[exchange],
-                }  # fmt: skip
+                    **asdict(cell),
+                    "link": link,
+                    "exchange": exchange,
+                    "auto": auto.distributed.exchange == exchange,
+                    "replayed_ms": step_ms,
+                    "predicted_ms": 1e3 * step.total,
+                    "error": 1e3 * step.total / step_ms - 1,
+                    "rank_ms": known["rank_ms"]
+                    if known
+                    else [1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule],
+                    "predicted_rank_ms": 1e3 * seconds[exchange],
+                    "slowest_rank_ms": 1e3 * slowest[exchange],
+                }
 
 
 def _seconds_of(seconds: dict[str, float], recipe: Recipe) -> float:
@@ -174,7 +202,9 @@ REAL_STEPS = 30
 
 
 def validated(root: Path, cells: tuple[Cell, ...]) -> list[dict[str, Any]]:
-    """Compare replayed steps of two ranks with steps of two processes that gloo connects on this machine."""
+    """Compare replayed steps of two ranks with steps of two processes that gloo connects on this
+    machine.
+    """
     for cell in cells:
         data_of(cell, root)
     recipes = [cell.recipe(root, exchange) for cell in cells for exchange in ("flat", "sptt")]
@@ -188,17 +218,24 @@ def validated(root: Path, cells: tuple[Cell, ...]) -> list[dict[str, Any]]:
         seconds = play(recording.schedule, where)
         if recording.losses != real["losses"][: len(recording.losses)]:
             raise AssertionError(f"replayed losses {recording.losses}, measured ones {real['losses']}")
-        rows.append({
-            "width": recipe.model.vector_width, "batch": recipe.train.batch_size,
-            "exchange": recipe.distributed.exchange, "measured_ms": 1e3 * real["seconds"],
-            "replayed_ms": 1e3 * seconds, "error": seconds / real["seconds"] - 1,
-            "rank_ms": [1e3 * sum(piece.seconds for piece in pieces) for pieces in recording.schedule],
-        })  # fmt: skip
+        rows.append(
+            {
+                "width": recipe.model.vector_width,
+                "batch": recipe.train.batch_size,
+                "exchange": recipe.distributed.exchange,
+                "measured_ms": 1e3 * real["seconds"],
+                "replayed_ms": 1e3 * seconds,
+                "error": seconds / real["seconds"] - 1,
+                "rank_ms": [1e3 * sum(piece.seconds for piece in pieces) for pieces in recording.schedule],
+            }
+        )
     return rows
 
 
 def speed_errors(rows: list[dict[str, Any]]) -> list[float]:
-    """Return, for each cell, the predicted speed of SPTT over the flat exchange, divided by the replayed one."""
+    """Return, for each cell, the predicted speed of SPTT over the flat exchange, divided by the
+    replayed one.
+    """
     return [
         flat["predicted_ms"] / sptt["predicted_ms"] * sptt["replayed_ms"] / flat["replayed_ms"]
         for flat, sptt in zip(rows[::2], rows[1::2], strict=True)
@@ -208,13 +245,19 @@ def speed_errors(rows: list[dict[str, Any]]) -> list[float]:
 def measured(quick: bool, earlier: dict[str, Any] | None = None) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics and samples of all cells; with `quick`, of eight cells.
 
-    Replayed steps are taken from the samples of an `earlier` result, if it is given. Predictions and choices are always
-    computed again.
+    Replayed steps are taken from the samples of an `earlier` result, if it is given. Predictions
+    and choices are always computed again.
     """
-    replayed = {(cell_of(row), row["link"], row["exchange"]): row for row in (earlier or {}).get("cells", ())}
+    replayed = {
+        (cell_of(row), row["link"], row["exchange"]): row for row in (earlier or {}).get("cells", ())
+    }
     with torch_settings(threads=1):
         rows = list(compared(LOGS_FOLDER, CELLS[:2] if quick else CELLS, replayed))
-        real = earlier["validated"] if earlier else validated(LOGS_FOLDER, VALIDATED[:1] if quick else VALIDATED)
+        real = (
+            earlier["validated"]
+            if earlier
+            else validated(LOGS_FOLDER, VALIDATED[:1] if quick else VALIDATED)
+        )
     return metrics_of(rows, real), {"cells": rows, "validated": real}
 
 
@@ -228,12 +271,15 @@ def metrics_of(rows: list[dict[str, Any]], real: list[dict[str, Any]]) -> dict[s
     alike = [
         min(pair, key=lambda row: row["replayed_ms"]) is min(pair, key=lambda row: row["predicted_ms"])
         for pair in pairs
-    ]  # fmt: skip
+    ]
     errors, missed = ([abs(row["error"]) for row in some] for some in (rows, real))
     return {
-        "auto_right_share": sum(not loss for loss in losses) / len(pairs), "auto_loss_max": max(losses),
+        "auto_right_share": sum(not loss for loss in losses) / len(pairs),
+        "auto_loss_max": max(losses),
         "predicted_choice_right_share": sum(alike) / len(pairs),
         "within_15_percent_share": sum(error <= NEAR for error in errors) / len(errors),
-        "predicted_error_median": median(errors), "predicted_error_max": max(errors),
-        "replay_error_median": median(missed), "replay_error_max": max(missed),
-    }  # fmt: skip
+        "predicted_error_median": median(errors),
+        "predicted_error_max": max(errors),
+        "replay_error_median": median(missed),
+        "replay_error_max": max(missed),
+    }

@@ -1,8 +1,9 @@
-"""The same embedding tables in three libraries: StrataRec, FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
+"""The same embedding tables in three libraries: StrataRec, FBGEMM's CPU operator and
+`torch.nn.EmbeddingBag`.
 
-FBGEMM's operator is called directly (`SplitTableBatchedEmbeddingBagsCodegen`, which TorchRec's fused
-`EmbeddingBagCollection` calls), so TorchRec's overhead is excluded. `EmbeddingBag` uses sparse gradients and SGD, its
-cheapest sparse optimizer.
+FBGEMM's operator is called directly (`SplitTableBatchedEmbeddingBagsCodegen`, which TorchRec's
+fused `EmbeddingBagCollection` calls), so TorchRec's overhead is excluded. `EmbeddingBag` uses
+sparse gradients and SGD, its cheapest sparse optimizer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Shape:
     """Mean number of ids in a bag; if more than 1, bags have between 0 and twice as many."""
     mean: bool = False
     skew: str | float = "criteo"
-    """Distribution of the ids: `uniform`, `criteo`, or the exponent of Zipf's law. Frequent rows come first, as after
-    `prepare`."""
+    """Distribution of the ids: `uniform`, `criteo`, or the exponent of Zipf's law. Frequent rows
+    come first, as after `prepare`."""
 
     def bags(self, seed: int) -> tuple[Tensor, Tensor]:
         """Return the ids and the ``[F B + 1]`` offsets of a batch, both int64."""
@@ -93,7 +94,11 @@ class Contenders:
         self.ours = TieredEmbeddingBagCollection(
             [
                 EmbeddingBagConfig(
-                    name=key, num_embeddings=rows, embedding_dim=shape.width, feature_names=(key,), pooling=pooling
+                    name=key,
+                    num_embeddings=rows,
+                    embedding_dim=shape.width,
+                    feature_names=(key,),
+                    pooling=pooling,
                 )
                 for key, rows in zip(self.keys, shape.sizes, strict=True)
             ],
@@ -107,7 +112,10 @@ class Contenders:
     def bags(self) -> list[torch.nn.EmbeddingBag]:
         """Tables of torch, with their own initial weights; built on first use."""
         mode = "mean" if self.shape.mean else "sum"
-        return [torch.nn.EmbeddingBag(rows, self.shape.width, mode=mode, sparse=True) for rows in self.shape.sizes]
+        return [
+            torch.nn.EmbeddingBag(rows, self.shape.width, mode=mode, sparse=True)
+            for rows in self.shape.sizes
+        ]
 
     @cached_property
     def sgd(self) -> torch.optim.SGD:

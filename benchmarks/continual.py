@@ -1,24 +1,31 @@
-"""Daily training on a news portal's log: one continued run compared with a model retrained on all days so far.
+"""Daily training on a news portal's log: one continued run compared with a model retrained on all
+days so far.
 
-The Globo.com click log is converted once to samples, as by the `clicks` source: one Parquet file a day, with histories
-as lists, of one user in 20. Both sides start from the same run on the first day. Each day is scored before it is
-trained on: by the run that `stratarec continue` updates, and by a run that is prepared and trained from scratch on all
-days so far, in one pass. Seconds are processor time of all threads, including preparing and scoring.
+The Globo.com click log is converted once to samples, as by the `clicks` source: one Parquet file a
+day, with histories as lists, of one user in 20. Both sides start from the same run on the first
+day. Each day is scored before it is trained on: by the run that `stratarec continue` updates, and
+by a run that is prepared and trained from scratch on all days so far, in one pass. Seconds are
+processor time of all threads, including preparing and scoring.
 
-- `auc_delta_carried`: AUC of the continued run less that of a run which forgets the counts of values without a row
-  after each day (`data.vocabulary.candidates: 0`).
-- `auc_delta_idle`: mean over the days from the fifth on, in a run of eight days: AUC with eviction of articles that
-  nobody clicked for three days (`data.vocabulary.evict`) less AUC without. `rows_idle` is the number of article rows at
-  the end with eviction, without evicted ones, over the number without eviction.
-- `auc_delta_hourly`: on the day after the last, AUC of a model that is scored and then trained hour by hour, less that
-  of the previous day's model; `auc_delta_hourly_within` is the same for the mean of the AUCs within each hour.
-- `seconds_to_scorer`: from the start of the command on an hour of the next day, in its own process, to the answer of a
-  `Scorer` that has applied the published delta. `seconds_into_1e8`: seconds to write and checkpoint 10,000 rows in a
-  log of 10^8 rows that was restored from a checkpoint (`continual_hours`).
-- `auc_delta_lightgbm`, `auc_delta_torchrec`, `auc_delta_river`: AUC of the run of eight days less that of a peer
-  (`continual_peers`), over the days that all of them score; `seconds_over_*` compares processor time.
-- `bytes_ratio`: table bytes that a period writes, over the bytes of the records that it trains. `slowdown`: processor
-  seconds per sample on the last day over those on the second period, as the first one includes start-up.
+- `auc_delta_carried`: AUC of the continued run less that of a run which forgets the counts of
+  values without a row after each day (`data.vocabulary.candidates: 0`).
+- `auc_delta_idle`: mean over the days from the fifth on, in a run of eight days: AUC with eviction
+  of articles that nobody clicked for three days (`data.vocabulary.evict`) less AUC without.
+  `rows_idle` is the number of article rows at the end with eviction, without evicted ones, over the
+  number without eviction.
+- `auc_delta_hourly`: on the day after the last, AUC of a model that is scored and then trained hour
+  by hour, less that of the previous day's model; `auc_delta_hourly_within` is the same for the mean
+  of the AUCs within each hour.
+- `seconds_to_scorer`: from the start of the command on an hour of the next day, in its own process,
+  to the answer of a `Scorer` that has applied the published delta. `seconds_into_1e8`: seconds to
+  write and checkpoint 10,000 rows in a log of 10^8 rows that was restored from a checkpoint
+  (`continual_hours`).
+- `auc_delta_lightgbm`, `auc_delta_torchrec`, `auc_delta_river`: AUC of the run of eight days less
+  that of a peer (`continual_peers`), over the days that all of them score; `seconds_over_*`
+  compares processor time.
+- `bytes_ratio`: table bytes that a period writes, over the bytes of the records that it trains.
+  `slowdown`: processor seconds per sample on the last day over those on the second period, as the
+  first one includes start-up.
 """
 
 from __future__ import annotations
@@ -56,7 +63,9 @@ IDLE_DAYS, IDLE = 8, "3d"
 
 
 def written_bytes(run: Path, period: Period, before: Path) -> dict[str, int]:
-    """Return the table bytes that a period wrote, and the bytes of the records of the rows that it trained."""
+    """Return the table bytes that a period wrote, and the bytes of the records of the rows that it
+    trained.
+    """
     path = periods.only_checkpoint(periods.of_number(run, period.number))
     known = {file.stat().st_ino for file in before.rglob("rows-*")}
     files = [file for file in (path / "tables").rglob("rows-*") if file.stat().st_ino not in known]
@@ -99,7 +108,11 @@ def compare_eviction(whole: Recipe, logs: Path, files: list[Path], folder: Path)
     deltas = [other["auc"] - one["auc"] for one, other in zip(*days_of.values(), strict=True)]
     evicted = sum(day["evicted"][item] for day in days_of["clicked"])
     rows = {name: days[-1]["rows"][item] for name, days in days_of.items()}
-    return {"auc_delta_idle": mean(deltas[4:]), "rows_idle": (rows["clicked"] - evicted) / rows["all"], "days": days_of}
+    return {
+        "auc_delta_idle": mean(deltas[4:]),
+        "rows_idle": (rows["clicked"] - evicted) / rows["all"],
+        "days": days_of,
+    }
 
 
 def measure_peers(
@@ -120,9 +133,14 @@ def measure_peers(
     threads = torch.get_num_threads()
 
     def torchrec(seed: int) -> by_hand.Rows:
-        daily = Days(replace(whole, train=replace(whole.train, seed=seed)), logs, folder / f"torchrec-{seed}")
+        daily = Days(
+            replace(whole, train=replace(whole.train, seed=seed)), logs, folder / f"torchrec-{seed}"
+        )
         side = by_hand.TorchRecDays(daily.recipe("day-00", 0, tested=False), daily.following)
-        return {day: side.day(file, frame) for day, (file, frame) in enumerate(zip(files, frames[1:], strict=True), 1)}
+        return {
+            day: side.day(file, frame)
+            for day, (file, frame) in enumerate(zip(files, frames[1:], strict=True), 1)
+        }
 
     measure = {
         "lightgbm": lambda seed: by_hand.lightgbm(frames, schema, seed=seed, threads=threads, quick=quick),
@@ -142,12 +160,16 @@ def measure_peers(
 
 
 def compare_with_peers(results: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
-    """Compare `mine` with each peer by mean AUC and seconds over the days that all of them score."""
+    """Compare `mine` with each peer by mean AUC and seconds over the days that all of them
+    score.
+    """
     measured = {name: seeds for name, seeds in results.items() if not isinstance(seeds, str)}
     if not measured:
         return {}
     days = set.intersection(*(set(seeds[0]) for seeds in (*measured.values(), mine)))
-    whole = {name: [mean(seed[day]["auc"] for day in days) for seed in seeds] for name, seeds in measured.items()}
+    whole = {
+        name: [mean(seed[day]["auc"] for day in days) for seed in seeds] for name, seeds in measured.items()
+    }
     ours = [mean(seed[day]["auc"] for day in days) for seed in mine]
     seconds = {
         name: mean(sum(seed[day]["seconds"] for day in days) for seed in seeds)
@@ -174,7 +196,8 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     column = whole.data.source.time
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        # Hourly training uses the day after the last; the hour for the scorer is from the day after that.
+        # Hourly training uses the day after the last; the hour for the scorer is from the day after
+        # that.
         longest = days + 2 if quick else IDLE_DAYS
         write_samples(write_daily_clicks(whole.data.source, root, longest), root / "logs")
         every = merge_days(root / "logs", longest, root / "files")
@@ -192,11 +215,16 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             for day, (mine, by_day) in enumerate(zip(*results, strict=True), start=1):
                 began = time.process_time()
                 retrained = runs.train(f"retrained-{day:02d}", day - 1)
-                # On day 1 both sides have been trained on the same data; the metrics use the later days.
+                # On day 1 both sides have been trained on the same data; the metrics use the later
+                # days.
                 other = {"auc": retrained["auc"], "seconds": time.process_time() - began}
-                rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
+                rows.append(
+                    {"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other}
+                )
             hours.append(
-                compare_hourly(place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24)
+                compare_hourly(
+                    place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24
+                )
             )
             print(f"hours: {hours[-1]}", file=sys.stderr, flush=True)
             if not seed:
@@ -207,9 +235,11 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
         (root / "log").mkdir()
         into = seconds_into_log(root / "log", 10**6 if quick else 10**8)
     later = [row for row in rows if row["day"] > 1]
-    mine = [{row["day"]: row["continued"] for row in rows}] if quick else [
-        dict(enumerate(each["days"]["all"], 1)) for each in lost
-    ]  # fmt: skip
+    mine = (
+        [{row["day"]: row["continued"] for row in rows}]
+        if quick
+        else [dict(enumerate(each["days"]["all"], 1)) for each in lost]
+    )
 
     def total(side: str, name: str, day: int = 0) -> float:
         return sum(row[side][name] for row in later if day in (0, row["day"]))
@@ -218,7 +248,8 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
         return mean(each[side][name] for each in hours)
 
     deltas = {
-        day: [r["continued"]["auc"] - r["anew"]["auc"] for r in later if r["day"] == day] for day in range(2, days)
+        day: [r["continued"]["auc"] - r["anew"]["auc"] for r in later if r["day"] == day]
+        for day in range(2, days)
     }
     pace = {day: total("continued", "seconds", day) / total("continued", "samples", day) for day in deltas}
     return {

@@ -1,4 +1,6 @@
-"""Daily files of samples from the Globo.com click log, and data sets and runs that are trained on them."""
+"""Daily files of samples from the Globo.com click log, and data sets and runs that are trained on
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _ENDINGS = {split: f"-{split}" for split in _SPLITS}
 
 
 def write_daily_clicks(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> ClicksConfig:
-    """Write the clicks of one in `users` users as a file a day; the file name assigns the day to a split."""
+    """Write the clicks of one in `users` users as a file a day; the file name assigns the day to a
+    split.
+    """
     clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % users == 0)
     clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
     first = int(clicks["day"].min())  # type: ignore[arg-type]
@@ -40,7 +44,9 @@ def write_daily_clicks(config: ClicksConfig, folder: Path, days: int, users: int
 
 
 def write_samples(config: ClicksConfig, folder: Path) -> None:
-    """Write samples with histories as ``<folder>/<day>/*.parquet``, and those of validation users as ``<day>-held``."""
+    """Write samples with histories as ``<folder>/<day>/*.parquet``, and those of validation users
+    as ``<day>-held``.
+    """
     split = SplitConfig(by="file", valid=("*-valid.parquet",), test=("*-test.parquet",))
     source, spool = ClicksSource(config, "error", split), folder / "spool"
     chunks = []
@@ -74,7 +80,9 @@ class Days:
     """
 
     def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: Any) -> None:
-        self._content, self._logs, self.folder = whole.to_dict(), logs, folder
+        self._content = whole.to_dict()
+        self._logs = logs
+        self.folder = folder
         self._limits = limits
         folder.mkdir()
         source = whole.data.source
@@ -95,7 +103,8 @@ class Days:
         }
 
     def recipe(self, name: str, day: int, *, tested: bool = True, first: int = 0, base: str = "") -> Recipe:
-        """Return a recipe that trains on the days `first` to `day`, and tests on the next day if `tested`.
+        """Return a recipe that trains on the days `first` to `day`, and tests on the next day if
+        `tested`.
 
         If `base` is given, the ids of the data set of that name are kept and extended.
         """
@@ -108,7 +117,11 @@ class Days:
                 "paths": [str(self._logs / folder / "*.parquet") for folder in folders],
                 "schema": self._schema,
             },
-            "split": {"by": "file", "valid": ["*-held/*"], "test": [f"*/{day + 1:02d}/*"] if tested else []},
+            "split": {
+                "by": "file",
+                "valid": ["*-held/*"],
+                "test": [f"*/{day + 1:02d}/*"] if tested else [],
+            },
             "vocabulary": {**self._content["data"]["vocabulary"], **self._limits, **continued},
             "keep_rows": False,
         }
@@ -126,7 +139,9 @@ class Days:
         return metrics
 
     def following(self, file: Path, base: Path) -> Recipe:
-        """Return a recipe for a later day's file that extends the vocabularies of the data set `base`."""
+        """Return a recipe for a later day's file that extends the vocabularies of the data set
+        `base`.
+        """
         content = self.recipe(f"hand-{file.stem}", 0, tested=False).to_dict()
         content["data"]["source"]["paths"] = [str(file)]
         content["data"]["split"] = {"by": "fraction", "valid": 0.0, "test": 0.0}

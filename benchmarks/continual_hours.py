@@ -1,4 +1,6 @@
-"""Continued runs in short periods: AUC of hourly training, seconds to an updated scorer, and writes to a large log."""
+"""Continued runs in short periods: AUC of hourly training, seconds to an updated scorer, and writes
+to a large log.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ HOUR_MS = 3_600_000
 
 
 def compare_hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24) -> dict[str, Any]:
-    """Score a day with the run of the previous day, and with one that learns each hour before the next is scored.
+    """Score a day with the run of the previous day, and with one that learns each hour before the
+    next is scored.
 
-    The run is trained on up to `most` hours. Returns the AUC of all samples, the mean AUC within an hour, and the
-    processor seconds of training.
+    The run is trained on up to `most` hours. Returns the AUC of all samples, the mean AUC within an
+    hour, and the processor seconds of training.
     """
     folder.mkdir()
     frame = pl.read_parquet(day).with_columns((pl.col(time_column) // HOUR_MS).alias("hour"))
@@ -51,7 +54,10 @@ def compare_hourly(run: Path, day: Path, folder: Path, time_column: str, most: i
     for name, parts in (("by_day", by_day), ("by_hour", by_hour)):
         label, logit = (np.concatenate(column) for column in zip(*parts, strict=True))
         within = [evaluate_logits(*part)["auc"] for part in parts]
-        result[name] = {"auc": evaluate_logits(label, logit)["auc"], "auc_within_hours": float(np.mean(within))}
+        result[name] = {
+            "auc": evaluate_logits(label, logit)["auc"],
+            "auc_within_hours": float(np.mean(within)),
+        }
     return result
 
 
@@ -67,7 +73,9 @@ def _scored(run: Path, files: list[Path]) -> list[tuple[NDArray[np.float32], NDA
 
 
 def seconds_to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
-    """Return the seconds from the start of training on a new hour until a scorer answers with the updated model."""
+    """Return the seconds from the start of training on a new hour until a scorer answers with the
+    updated model.
+    """
     folder.mkdir()
     frame = pl.read_parquet(day)
     first = int(frame[time_column].min())  # type: ignore[arg-type]

@@ -1,17 +1,21 @@
-"""Peers of continual training: LightGBM, River and TorchRec, which score each day before they learn from it.
+"""Peers of continual training: LightGBM, River and TorchRec, which score each day before they learn
+from it.
 
-*LightGBM* is fitted again each day on the last three days. Settings and number of trees are chosen on the third day,
-with trees of the first two; every later day is scored by trees of the three days before it.
+*LightGBM* is fitted again each day on the last three days. Settings and number of trees are chosen
+on the third day, with trees of the first two; every later day is scored by trees of the three days
+before it.
 
-*River* learns a logistic regression sample by sample. Each value of a feature has a weight, the values of a history
-share a weight of 1, and numbers are standardised ``log1p`` values. The second day chooses the learning rate.
+*River* learns a logistic regression sample by sample. Each value of a feature has a weight, the
+values of a history share a weight of 1, and numbers are standardised ``log1p`` values. The second
+day chooses the learning rate.
 
-*TorchRec* is its own DLRM with FBGEMM's row-wise Adagrad, warm-started: rows, network and the states of both
-optimizers are kept, and tables grow by the values that `stratarec prepare` with ``data.vocabulary.base`` admits.
-Schedules restart each day, as in StrataRec. The learning rate is the one that validation chose in `globo`.
+*TorchRec* is its own DLRM with FBGEMM's row-wise Adagrad, warm-started: rows, network and the
+states of both optimizers are kept, and tables grow by the values that `stratarec prepare` with
+``data.vocabulary.base`` admits. Schedules restart each day, as in StrataRec. The learning rate is
+the one that validation chose in `globo`.
 
-All peers use the samples and features of the continued run. Seconds are processor time of learning, scoring and
-converting the file, without choosing settings.
+All peers use the samples and features of the continued run. Seconds are processor time of learning,
+scoring and converting the file, without choosing settings.
 """
 
 from __future__ import annotations
@@ -58,18 +62,33 @@ def lightgbm(days: Sequence[pl.DataFrame], schema: Schema, *, seed: int, threads
     library, window = import_peer("lightgbm"), WINDOW - 1 if quick else WINDOW
     samples, rows = _tree_samples(days, schema)
     chosen = trees.grow(
-        {"train": _joined(samples[: window - 1]), "valid": samples[window - 1], "test": samples[window - 1]},
-        rows, seed=seed, threads=threads, quick=quick, grid=TREES,
-    )  # fmt: skip
+        {
+            "train": _joined(samples[: window - 1]),
+            "valid": samples[window - 1],
+            "test": samples[window - 1],
+        },
+        rows,
+        seed=seed,
+        threads=threads,
+        quick=quick,
+        grid=TREES,
+    )
     tuned = {name: value for name, value in chosen.settings.items() if name != "encoded"}
     results = {}
     for day in range(window, len(days)):
         began, train = time.process_time(), _joined(samples[day - window : day])
         encoder = trees.Encoder(train, rows, seed)
         columns, later = (
-            encoder.columns(each) if chosen.settings["encoded"] else each.dense for each in (train, samples[day])
+            encoder.columns(each) if chosen.settings["encoded"] else each.dense
+            for each in (train, samples[day])
         )
-        settings = {**trees.FIXED, **tuned, "learning_rate": trees.RATE, "seed": seed, "num_threads": threads}
+        settings = {
+            **trees.FIXED,
+            **tuned,
+            "learning_rate": trees.RATE,
+            "seed": seed,
+            "num_threads": threads,
+        }
         booster = library.train(settings, library.Dataset(columns, label=train.label), chosen.trees)
         logits = booster.predict(later, raw_score=True, num_threads=threads)
         results[day] = _metrics_of(days[day], logits, time.process_time() - began) | {"trees": chosen.trees}
@@ -77,7 +96,9 @@ def lightgbm(days: Sequence[pl.DataFrame], schema: Schema, *, seed: int, threads
 
 
 def _tree_samples(days: Sequence[pl.DataFrame], schema: Schema) -> tuple[list[trees.Samples], list[int]]:
-    """Return the samples of each day, with values numbered over all days, and the number of values of each feature."""
+    """Return the samples of each day, with values numbered over all days, and the number of values
+    of each feature.
+    """
     edges = np.cumsum([len(day) for day in days])[:-1]
     ids, rows = [], []
     for feature in schema.sparse:
@@ -93,7 +114,7 @@ def _tree_samples(days: Sequence[pl.DataFrame], schema: Schema) -> tuple[list[tr
             day["label"].to_numpy().astype(np.float32), day.select(names).cast(pl.Float32).to_numpy(), part
         )
         for day, part in zip(days, parts, strict=True)
-    ], rows  # fmt: skip
+    ], rows
 
 
 def _joined(samples: Sequence[trees.Samples]) -> trees.Samples:
@@ -107,7 +128,9 @@ def river(days: Sequence[pl.DataFrame], schema: Schema) -> Rows:
     first = {rate: _Online(schema, rate) for rate in RIVER_RATES}
     scores = {rate: side.day(day) for day in days[:2] for rate, side in first.items()}
     best = min(first, key=lambda rate: scores[rate]["log_loss"])
-    return {1: scores[best]} | {number: first[best].day(day) | {"rate": best} for number, day in enumerate(days[2:], 2)}
+    return {1: scores[best]} | {
+        number: first[best].day(day) | {"rate": best} for number, day in enumerate(days[2:], 2)
+    }
 
 
 class _Online:
@@ -115,7 +138,8 @@ class _Online:
 
     def __init__(self, schema: Schema, rate: float) -> None:
         linear, optim = import_peer("river.linear_model"), import_peer("river.optim")
-        self._schema, self._scaler = schema, import_peer("river.preprocessing").StandardScaler()
+        self._schema = schema
+        self._scaler = import_peer("river.preprocessing").StandardScaler()
         self._model = linear.LogisticRegression(optim.AdaGrad(rate))
 
     def day(self, frame: pl.DataFrame) -> dict[str, float]:
@@ -130,7 +154,9 @@ class _Online:
         return _metrics_of(frame, np.array(logits), time.process_time() - began)
 
     def _probability(self, row: tuple[Mapping[str, float], Mapping[str, float]]) -> float:
-        probability: float = self._model.predict_proba_one({**self._scaler.transform_one(row[0]), **row[1]})[True]
+        probability: float = self._model.predict_proba_one(
+            {**self._scaler.transform_one(row[0]), **row[1]}
+        )[True]
         return probability
 
     def _rows(self, frame: pl.DataFrame) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
@@ -142,7 +168,11 @@ class _Online:
         for row, named, *many in zip(
             numbers.iter_rows(named=True), values, *(frame[name] for name in lists), strict=True
         ):
-            bag = {f"{name}={value}": 1.0 for name, value in zip(single, named, strict=True) if value is not None}
+            bag = {
+                f"{name}={value}": 1.0
+                for name, value in zip(single, named, strict=True)
+                if value is not None
+            }
             for name, listed in zip(lists, many, strict=True):
                 for value in listed:
                     key = f"{name}={value}"
@@ -162,7 +192,8 @@ class TorchRecDays:
     """
 
     def __init__(self, first: Recipe, next_recipe: Callable[[Path, Path], Recipe]) -> None:
-        self._next, self._side = next_recipe, None
+        self._next = next_recipe
+        self._side = None
         self._dataset = prepare(first.data)
         self._learn(first)
 
@@ -182,7 +213,9 @@ class TorchRecDays:
         with torch.no_grad():
             for first in range(0, len(dense), _SCORED):
                 chosen = torch.arange(first, min(first + _SCORED, len(dense)))
-                batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))
+                batch = Batch(
+                    label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen)
+                )
                 parts.append(self._side(batch).numpy().copy())
         return np.concatenate(parts)
 
@@ -205,7 +238,9 @@ class TorchRecDays:
 
 
 def _warm_start(side: TorchRecSide, before: TorchRecSide) -> None:
-    """Copy weights and the states of both optimizers; rows that are new in this period keep their initial values."""
+    """Copy weights and the states of both optimizers; rows that are new in this period keep their
+    initial values.
+    """
     old, new = before.model.state_dict(), side.model.state_dict()
     with torch.no_grad():
         for name, value in new.items():

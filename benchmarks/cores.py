@@ -1,13 +1,17 @@
-"""How speed grows with the number of threads, up to 16: embedding, training, `prepare`, `predict` and the scorer.
+"""How speed grows with the number of threads, up to 16: embedding, training, `prepare`, `predict`
+and the scorer.
 
-- `embedding`: the step of `embedding` (26 tables of Criteo's sizes, D = 16, batch 16,384), and FBGEMM's.
-- `train_D_B`: the step of `train`, with loading, for D = 16 and 64 and several batch sizes B, and TorchRec's.
-- `prepare` and `predict`: the whole commands, with the start of Python, in processes that may use some processors.
+- `embedding`: the step of `embedding` (26 tables of Criteo's sizes, D = 16, batch 16,384), and
+  FBGEMM's.
+- `train_D_B`: the step of `train`, with loading, for D = 16 and 64 and several batch sizes B, and
+  TorchRec's.
+- `prepare` and `predict`: the whole commands, with the start of Python, in processes that may use
+  some processors.
 - `scorer`: calls with one row from several threads.
 
-All numbers of threads and both sides alternate. `efficiency_T` is the speed with T threads, divided by T times that
-with one; `serial` is the part of a step that only one thread does by Amdahl's law, from the largest T. Where the peers
-are not installed, only StrataRec is measured.
+All numbers of threads and both sides alternate. `efficiency_T` is the speed with T threads, divided
+by T times that with one; `serial` is the part of a step that only one thread does by Amdahl's law,
+from the largest T. Where the peers are not installed, only StrataRec is measured.
 
 Gate: the checks of `embedding` and `train`, and equal predictions with every number of processors.
 """
@@ -97,7 +101,11 @@ def summary(cell: str, side: str, times: Times) -> dict[str, Any]:
         "cell": cell,
         "side": side,
         **{f"ms_{threads}": 1e3 * each for threads, each in spent.items()},
-        **{f"efficiency_{threads}": spent[1] / each / threads for threads, each in spent.items() if threads > 1},
+        **{
+            f"efficiency_{threads}": spent[1] / each / threads
+            for threads, each in spent.items()
+            if threads > 1
+        },
         "serial": serial,
     }
 
@@ -108,7 +116,10 @@ def embedding(quick: bool) -> list[dict[str, Any]]:
     gate_embedding(sizes)
     pair = Contenders(Tables(sizes=sizes, width=16, batch=16_384))
     works: dict[str, Work] = {"ours": pair.step_ours, "fbgemm": pair.step_fbgemm}
-    return [summary("embedding", side, times) for side, times in scaled(works, *((3, 3) if quick else (9, 20))).items()]
+    return [
+        summary("embedding", side, times)
+        for side, times in scaled(works, *((3, 3) if quick else (9, 20))).items()
+    ]
 
 
 def training(folder: Path, quick: bool, peers: bool) -> list[dict[str, Any]]:
@@ -117,7 +128,11 @@ def training(folder: Path, quick: bool, peers: bool) -> list[dict[str, Any]]:
     source = SyntheticConfig(samples=samples, max_rows=most, session_length=1.0, missing=0.0, seed=7)
     vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
     dataset = prepare(PrepareConfig(source=source, path=str(folder / "criteo"), vocabulary=vocabulary))
-    return [row for width, batch in SHAPES for row in _step(dataset, Shape(width, batch, "float32"), quick, peers)]
+    return [
+        row
+        for width, batch in SHAPES
+        for row in _step(dataset, Shape(width, batch, "float32"), quick, peers)
+    ]
 
 
 def _step(dataset: Dataset, shape: Shape, quick: bool, peers: bool) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Reading a CSV log: the `csv` source compared with Polars' own scan of the same file.
 
-The file has two million rows of eight columns, of which seven are read with the types of the schema. Polars scans the
-file with these types and collects it. The source returns the same columns in chunks; in addition it knows the line of
-each row, detects records of wrong length and values of wrong type, and bounds memory. Both use Polars' threads, and the
-file is in the page cache. The frames are compared once before the timing.
+The file has two million rows of eight columns, of which seven are read with the types of the
+schema. Polars scans the file with these types and collects it. The source returns the same columns
+in chunks; in addition it knows the line of each row, detects records of wrong length and values of
+wrong type, and bounds memory. Both use Polars' threads, and the file is in the page cache. The
+frames are compared once before the timing.
 """
 
 from __future__ import annotations
@@ -90,17 +91,27 @@ def run(quick: bool) -> dict[str, Any]:
         path = Path(folder) / "log.csv"
         write_log(path, QUICK_ROWS if quick else ROWS)
         gate(path)
-        contenders: dict[str, Callable[[int], object]] = {"polars": lambda _: scan(path), "ours": lambda _: read(path)}
+        contenders: dict[str, Callable[[int], object]] = {
+            "polars": lambda _: scan(path),
+            "ours": lambda _: read(path),
+        }
         seconds = alternate(contenders, 3 if quick else ROUNDS)
-        processor = {name: processor_seconds(each, 3 if quick else ROUNDS) for name, each in contenders.items()}
+        processor = {
+            name: processor_seconds(each, 3 if quick else ROUNDS) for name, each in contenders.items()
+        }
         size = path.stat().st_size
     ratios = sorted(other / own for other, own in zip(seconds["polars"], seconds["ours"], strict=True))
-    rows = [{"reader": name, **spread(each), "cpu_ms": 1e3 * processor[name]} for name, each in seconds.items()]
+    rows = [
+        {"reader": name, **spread(each), "cpu_ms": 1e3 * processor[name]} for name, each in seconds.items()
+    ]
     medians = {row["reader"]: row["median_ms"] for row in rows}
     return {
         "config": {
-            "rows": QUICK_ROWS if quick else ROWS, "bytes": size, "columns": len(KINDS),
-            "polars_threads": pl.thread_pool_size(), "targets": {"ratio_polars": TARGET},
+            "rows": QUICK_ROWS if quick else ROWS,
+            "bytes": size,
+            "columns": len(KINDS),
+            "polars_threads": pl.thread_pool_size(),
+            "targets": {"ratio_polars": TARGET},
         },
         "metrics": {
             "ratio_polars": medians["polars"] / medians["ours"],
@@ -109,4 +120,4 @@ def run(quick: bool) -> dict[str, Any]:
             "megabytes_s": size / 1e3 / medians["ours"],
         },
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }

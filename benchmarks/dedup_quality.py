@@ -1,4 +1,5 @@
-"""Test AUC of training on deduplicated batches, shuffled in runs, compared with samples shuffled one by one.
+"""Test AUC of training on deduplicated batches, shuffled in runs, compared with samples shuffled
+one by one.
 
 Each run is one pass over the log with the Globo recipe; seeds are paired. Nothing is timed.
 """
@@ -20,7 +21,12 @@ from stratarec.training.trainer import Trainer
 def test_auc(dataset: Dataset, seed: int, steps: int) -> float:
     """Return the AUC on the last day after one pass, or after `steps` steps if not 0."""
     groups: GroupMode = "auto" if dataset.deduplicated else "none"
-    fixed = [f"train.seed={seed}", f"train.max_steps={steps}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
+    fixed = [
+        f"train.seed={seed}",
+        f"train.max_steps={steps}",
+        "train.eval_every=0",
+        "train.checkpoint.every_minutes=0",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         seeded = with_run(recipe("globo", groups, *fixed), Path(folder) / "run")
         auc: float = Trainer(seeded, dataset).train()["test"]["auc"]
@@ -33,7 +39,11 @@ def run(quick: bool) -> dict[str, Any]:
     seeds, steps = ((1,), 20) if quick else (tuple(range(1, 7)), 0)
     grouped, plain = pair("globo")
     rows = [
-        {"seed": seed, "auc_deduplicated": test_auc(grouped, seed, steps), "auc_shuffled": test_auc(plain, seed, steps)}
+        {
+            "seed": seed,
+            "auc_deduplicated": test_auc(grouped, seed, steps),
+            "auc_shuffled": test_auc(plain, seed, steps),
+        }
         for seed in seeds
     ]
     deltas = [row["auc_deduplicated"] - row["auc_shuffled"] for row in rows]

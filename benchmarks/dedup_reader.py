@@ -1,7 +1,7 @@
 """Loader throughput on a data set with groups, compared with the same loader on a data set without.
 
-With groups, batches stay deduplicated. The batch size is that of the recipe. Both sides alternate, with a cold page
-cache (files are dropped before each pass) and with a warm one.
+With groups, batches stay deduplicated. The batch size is that of the recipe. Both sides alternate,
+with a cold page cache (files are dropped before each pass) and with a warm one.
 """
 
 from __future__ import annotations
@@ -92,18 +92,29 @@ def cell(name: str, rounds: int) -> dict[str, Any]:
         "log": name,
         "batch": size,
         **{f"{side}_{cache}": middle[side, cache] for side, cache in middle},
-        "ratio_cold": median(a / b for a, b in zip(speeds["ours", "cold"], speeds["plain", "cold"], strict=True)),
-        "ratio_warm": median(a / b for a, b in zip(speeds["ours", "warm"], speeds["plain", "warm"], strict=True)),
+        "ratio_cold": median(
+            a / b for a, b in zip(speeds["ours", "cold"], speeds["plain", "cold"], strict=True)
+        ),
+        "ratio_warm": median(
+            a / b for a, b in zip(speeds["ours", "warm"], speeds["plain", "warm"], strict=True)
+        ),
     }
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only Trivago."""
-    rows = [cell("trivago", 3)] if quick else [cell("globo_bare", 15), cell("globo", 7), cell("trivago", 15)]
+    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only
+    Trivago.
+    """
+    rows = (
+        [cell("trivago", 3)] if quick else [cell("globo_bare", 15), cell("globo", 7), cell("trivago", 15)]
+    )
     names = ("ratio_cold", "ratio_warm")
     others = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {
         "config": {"cold": "posix_fadvise(DONTNEED) before each pass"},
         "metrics": {**{name: rows[0][name] for name in names}, **others},
-        "samples": {"rows": rows, "factors": {row["log"]: factors(pair(row["log"])[0], row["batch"]) for row in rows}},
+        "samples": {
+            "rows": rows,
+            "factors": {row["log"]: factors(pair(row["log"])[0], row["batch"]) for row in rows},
+        },
     }

@@ -1,9 +1,11 @@
-"""Bytes of a data set with groups compared with the same samples as plain Parquet, shuffled and in order of arrival.
+"""Bytes of a data set with groups compared with the same samples as plain Parquet, shuffled and in
+order of arrival.
 
-Such data are usually stored shuffled, as samples are joined from logs in no order of users; arrival is the order of
-time. The plain files have the same columns (user and session as 64-bit hashes, time), row groups of the same size, the
-same codec and level, and PyArrow's default encodings. The ratios named ``same_encodings`` compare with files that use
-the encodings of the data set, so that only deduplication and clustering differ.
+Such data are usually stored shuffled, as samples are joined from logs in no order of users; arrival
+is the order of time. The plain files have the same columns (user and session as 64-bit hashes,
+time), row groups of the same size, the same codec and level, and PyArrow's default encodings. The
+ratios named ``same_encodings`` compare with files that use the encodings of the data set, so that
+only deduplication and clustering differ.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _BUCKET = 12 * ROW_GROUP
 
 
 def checksum(dataset: Dataset) -> tuple[int, int, int]:
-    """Return the number of samples, and the sum and exclusive or of their hashes; equal multisets of samples agree."""
+    """Return the number of samples, and the sum and exclusive or of their hashes; equal multisets
+    of samples agree.
+    """
     count, total, both = 0, 0, 0
     for table in tables(dataset):
         hashes = pl.from_arrow(table).hash_rows(7).to_numpy()  # type: ignore[union-attr]
@@ -56,7 +60,8 @@ def stored_bytes(dataset: Dataset) -> int:
 def plain_bytes(
     dataset: Dataset, partition: Partition, order: Callable[[pa.Table], NDArray[np.int64]]
 ) -> tuple[int, int]:
-    """Return the bytes of all samples as plain Parquet, partitioned into buckets that are ordered before writing.
+    """Return the bytes of all samples as plain Parquet, partitioned into buckets that are ordered
+    before writing.
 
     Returns
     -------
@@ -101,7 +106,9 @@ def cell(name: str) -> dict[str, Any]:
     times = np.concatenate([table[TIME].to_numpy()[::64] for table in tables(plain)])
     edges = np.quantile(times, np.linspace(0, 1, buckets + 1)[1:-1])
     shuffled = plain_bytes(
-        plain, lambda table: draws.integers(0, buckets, table.num_rows), lambda table: draws.permutation(table.num_rows)
+        plain,
+        lambda table: draws.integers(0, buckets, table.num_rows),
+        lambda table: draws.permutation(table.num_rows),
     )
     arrival = plain_bytes(
         plain,
@@ -125,12 +132,20 @@ def cell(name: str) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only Trivago."""
+    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only
+    Trivago.
+    """
     rows = [cell(name) for name in (("trivago",) if quick else ("globo_bare", "globo", "trivago"))]
     names = [name for name in rows[0] if name.startswith("ratio_")]
     others = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {
-        "config": {"row_group": ROW_GROUP, "codec": "zstd", "level": LEVEL, "history_length": 50, "negatives": 4},
+        "config": {
+            "row_group": ROW_GROUP,
+            "codec": "zstd",
+            "level": LEVEL,
+            "history_length": 50,
+            "negatives": 4,
+        },
         "metrics": {**{name: rows[0][name] for name in names}, **others},
         "samples": {"rows": rows},
     }

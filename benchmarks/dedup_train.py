@@ -1,8 +1,10 @@
-"""Training on deduplicated batches compared with the same model and batch size without deduplication.
+"""Training on deduplicated batches compared with the same model and batch size without
+deduplication.
 
-One side reads the data set with groups, shuffled in runs; the other reads the data set without groups, shuffled by
-sample. Loading is part of the step. Both sides alternate in stretches of equal numbers of samples, because stretches of
-a few short steps are too noisy. `dedup_quality` compares the quality of the models.
+One side reads the data set with groups, shuffled in runs; the other reads the data set without
+groups, shuffled by sample. Loading is part of the step. Both sides alternate in stretches of equal
+numbers of samples, because stretches of a few short steps are too noisy. `dedup_quality` compares
+the quality of the models.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class Side:
 
 
 def gate(name: str, folder: str, *fields: str) -> None:
-    """Check that a deduplicated batch and its expansion give bitwise equal pooled vectors and close logits."""
+    """Check that a deduplicated batch and its expansion give bitwise equal pooled vectors and close
+    logits.
+    """
     grouped, _ = pair(name)
     side = Side(name, grouped, folder, *fields)
     keys = tuple(feature.name for feature in grouped.schema.sparse)
@@ -82,10 +86,14 @@ def gate(name: str, folder: str, *fields: str) -> None:
                 pooled = runs.expand(pooled.view(batch.size, -1, model.network.width)).flatten(1)
             plain = batch.expanded(keys)
             if not torch.equal(pooled, model.embeddings(plain.sparse).pooled):
-                raise AssertionError(f"{name}, {fields}: pooled vectors of distinct values differ from expanded ones")
+                raise AssertionError(
+                    f"{name}, {fields}: pooled vectors of distinct values differ from expanded ones"
+                )
             difference = float((model(batch) - model(plain)).abs().max())
             if difference > LIMIT:
-                raise AssertionError(f"{name}, {fields}: logits differ by {difference}, expected at most {LIMIT}")
+                raise AssertionError(
+                    f"{name}, {fields}: logits differ by {difference}, expected at most {LIMIT}"
+                )
     stream.close()  # type: ignore[attr-defined]
 
 
@@ -95,7 +103,9 @@ def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "f
     fields = (f"model.history.pooling={pooling}", f"train.precision={precision}")
     with tempfile.TemporaryDirectory() as folder:
         gate(name, folder, *fields)
-        sides = {key: Side(name, data, folder, *fields) for key, data in (("ours", grouped), ("plain", plain))}
+        sides = {
+            key: Side(name, data, folder, *fields) for key, data in (("ours", grouped), ("plain", plain))
+        }
         saved = {key: side.saved_bytes() for key, side in sides.items()}
         size = sides["ours"].run.config.batch_size
         stretch = samples // size
@@ -121,11 +131,17 @@ def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "f
 
 @torch_settings()
 def run(quick: bool) -> dict[str, Any]:
-    """Measure Globo for the metrics; also the mean in bf16, and Trivago. `quick` runs a few steps of Globo."""
+    """Measure Globo for the metrics; also the mean in bf16, and Trivago. `quick` runs a few steps
+    of Globo.
+    """
     rounds, samples = (2, 40_000) if quick else (8, 120_000)
     kinds = [("globo", pooling, "float32") for pooling in ("transformer", "mean", "target_attention")]
     if not quick:
-        kinds += [("globo", "mean", "bf16"), ("trivago", "transformer", "float32"), ("trivago", "mean", "float32")]
+        kinds += [
+            ("globo", "mean", "bf16"),
+            ("trivago", "transformer", "float32"),
+            ("trivago", "mean", "float32"),
+        ]
     rows = [cell(name, pooling, rounds, samples, precision) for name, pooling, precision in kinds]
     names = ["_".join(part for part in kind if part not in ("globo", "float32")) for kind in kinds]
     return {

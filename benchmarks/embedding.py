@@ -1,9 +1,11 @@
-"""The embedding step (forward, backward, row-wise Adagrad) against FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
+"""The embedding step (forward, backward, row-wise Adagrad) against FBGEMM's CPU operator and
+`torch.nn.EmbeddingBag`.
 
-The 26 tables have Criteo's sizes, capped, and one id per bag. FBGEMM runs in the same process with tuned memory
-settings (huge pages, malloc that keeps freed blocks), and with its default settings in a child process (`plain_peer`).
-Each cell is also timed after a pause, and while another process keeps one processor busy. `shapes` measures shapes
-that Criteo lacks and random shapes. `roof` is the least time that memory bandwidth allows.
+The 26 tables have Criteo's sizes, capped, and one id per bag. FBGEMM runs in the same process with
+tuned memory settings (huge pages, malloc that keeps freed blocks), and with its default settings in
+a child process (`plain_peer`). Each cell is also timed after a pause, and while another process
+keeps one processor busy. `shapes` measures shapes that Criteo lacks and random shapes. `roof` is
+the least time that memory bandwidth allows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The exchange between ranks compared with TorchRec's, on one machine and between two emulated hosts, and its scaling.
+"""The exchange between ranks compared with TorchRec's, on one machine and between two emulated
+hosts, and its scaling.
 
-Four ranks of one thread each run forward, backward and row-wise Adagrad of the embedding part, with one id per bag and
-Criteo's sizes and skew. TorchRec is represented by its fastest sharding (`sharded`). Without traffic shaping, all ranks
-run on this machine. At 1 Gbit/s, two ranks run on each of two emulated hosts (`hosts`), and the bytes between hosts are
-counted by the hosts' interfaces. Whole training runs use `stratarec train` under torchrun.
+Four ranks of one thread each run forward, backward and row-wise Adagrad of the embedding part, with
+one id per bag and Criteo's sizes and skew. TorchRec is represented by its fastest sharding
+(`sharded`). Without traffic shaping, all ranks run on this machine. At 1 Gbit/s, two ranks run on
+each of two emulated hosts (`hosts`), and the bytes between hosts are counted by the hosts'
+interfaces. Whole training runs use `stratarec train` under torchrun.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from stratarec.errors import TrainingError
 
 RANKS, MBIT = 4, 1000
 _LIMIT_SECONDS = 400.0
-# One thread per rank, because four ranks share two processors. Warnings on import of peers are suppressed.
+# One thread per rank, because four ranks share two processors. Warnings on import of peers are
+# suppressed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 
@@ -46,7 +49,9 @@ def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> list
 
 
 def told_by_ranks(module: str, settings: Mapping[str, Any], launch: Callable[[list[str]], int]) -> Any:
-    """Start the ranks of a module of this package by `launch` and return the results that they write to ``out``."""
+    """Start the ranks of a module of this package by `launch` and return the results that they
+    write to ``out``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         status = launch(["-m", f"benchmarks.{module}", json.dumps({**settings, "out": str(out)})])
@@ -57,11 +62,22 @@ def told_by_ranks(module: str, settings: Mapping[str, Any], launch: Callable[[li
 
 def torchrun(ranks: int, arguments: list[str]) -> int:
     """Run `ranks` ranks on this machine and return the exit status."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        *arguments,
+    ]
     done = subprocess.run(
-        command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS,
+        command,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.DEVNULL,
+        check=False,
+        timeout=_LIMIT_SECONDS,
         preexec_fn=end_with_parent,
-    )  # fmt: skip
+    )
     return done.returncode
 
 
@@ -99,7 +115,9 @@ def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> P
 
 
 def scaling(quick: bool) -> list[dict[str, Any]]:
-    """Measure the samples per second of training on 1, 2 and 4 ranks of one thread, in alternation."""
+    """Measure the samples per second of training on 1, 2 and 4 ranks of one thread, in
+    alternation.
+    """
     speeds: dict[int, list[float]] = {1: [], 2: [], 4: []}
     waits: dict[int, list[float]] = {1: [0.0], 2: [], 4: []}
     samples, steps = (100_000, 20) if quick else (400_000, 80)
@@ -113,7 +131,9 @@ def scaling(quick: bool) -> list[dict[str, Any]]:
                 _checked(torchrun(ranks, ["-m", "stratarec", "train", str(path), "-q"]))
                 result = json.loads((folder / f"run-{ranks}-{round_}" / "result.json").read_text())
                 speeds[ranks].append(result["samples_per_second"])
-                waits[ranks] += [each["exposed_seconds"] / each["step_seconds"] for each in result.get("ranks", [])]
+                waits[ranks] += [
+                    each["exposed_seconds"] / each["step_seconds"] for each in result.get("ranks", [])
+                ]
     return [
         {
             "ranks": ranks,
@@ -147,8 +167,16 @@ def run(quick: bool) -> dict[str, Any]:
     least = min(mb for name, mb in wire.items() if name.startswith("torchrec"))
     return {
         "config": {
-            "sizes": list(shape.sizes), "width": shape.width, "batch_a_rank": batch, "ranks": RANKS, "rounds": rounds,
-            "threads_a_rank": 1, "hosts_at_1gbit": 2, "optimizer": "row-wise Adagrad", "wire": "fp32", "ids": "int64",
+            "sizes": list(shape.sizes),
+            "width": shape.width,
+            "batch_a_rank": batch,
+            "ranks": RANKS,
+            "rounds": rounds,
+            "threads_a_rank": 1,
+            "hosts_at_1gbit": 2,
+            "optimizer": "row-wise Adagrad",
+            "wire": "fp32",
+            "ids": "int64",
             "targets": {"ratio_torchrec": 1.25, "ratio_torchrec_1gbit": 1.5},
         },
         "metrics": {
@@ -162,4 +190,4 @@ def run(quick: bool) -> dict[str, Any]:
             **{f"samples_s_{row['ranks']}_ranks": row["samples_s"] for row in whole},
         },
         "samples": {"rows": rows, "whole_training": whole},
-    }  # fmt: skip
+    }

@@ -1,6 +1,8 @@
-"""One rank of the benchmark `exchange`, started by torchrun: checks correctness, then times all contenders.
+"""One rank of the benchmark `exchange`, started by torchrun: checks correctness, then times all
+contenders.
 
-Rank 0 writes the results. On emulated hosts, the bytes on the wire are read from the host's interface.
+Rank 0 writes the results. On emulated hosts, the bytes on the wire are read from the host's
+interface.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Bench:
         self.mesh.rows.agree(None)
 
     def stretch(self, name: str, first: int, steps: int) -> tuple[float, int]:
-        """Return seconds per step, until the slowest rank is done, and bytes per step on this host's wire."""
+        """Return seconds per step, until the slowest rank is done, and bytes per step on this
+        host's wire.
+        """
         self.together()
         sent, began = wire_bytes(), time.perf_counter()
         for number in range(first, first + steps):
@@ -60,7 +64,9 @@ class Bench:
 
     def alternate(self, rounds: int, steps: int, warmup: int = 1) -> dict[str, dict[str, list[float]]]:
         """Return seconds and bytes between hosts of a step, for each contender and round."""
-        measured: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "wire_bytes": []} for name in self.steps}
+        measured: dict[str, dict[str, list[float]]] = {
+            name: {"seconds": [], "wire_bytes": []} for name in self.steps
+        }
         for round_ in range(-warmup, rounds):
             for name in list(self.steps) if round_ % 2 else list(reversed(self.steps)):
                 seconds, sent = self.stretch(name, round_ + warmup, steps)
@@ -78,13 +84,15 @@ def figures(bench: Bench, rounds: int, steps: int) -> list[dict[str, Any]]:
     rows = []
     for name, measured in bench.alternate(rounds, steps).items():
         ordered = sorted(measured["seconds"])
-        rows.append({
-            "contender": name,
-            "step_ms": 1e3 * median(ordered),
-            "low_ms": 1e3 * ordered[len(ordered) // 4],
-            "high_ms": 1e3 * ordered[(3 * len(ordered)) // 4],
-            "wire_mb_a_step": median(measured["wire_bytes"]) / 1e6,
-        })  # fmt: skip
+        rows.append(
+            {
+                "contender": name,
+                "step_ms": 1e3 * median(ordered),
+                "low_ms": 1e3 * ordered[len(ordered) // 4],
+                "high_ms": 1e3 * ordered[(3 * len(ordered)) // 4],
+                "wire_mb_a_step": median(measured["wire_bytes"]) / 1e6,
+            }
+        )
     return rows
 
 

@@ -1,12 +1,15 @@
-"""The first minute of a new user: seconds of `init`, `prepare`, `train` and `predict` on a click log of 50,000 rows.
+"""The first minute of a new user: seconds of `init`, `prepare`, `train` and `predict` on a click
+log of 50,000 rows.
 
-Each command runs in its own process, as from a shell. The first time, Numba's cache on disk is empty, as after
-the package was installed, so kernels are compiled. The second time, all commands run again in another directory, with
-the kernels of the first time. Files are in the page cache both times. The package is compiled to bytecode, as after
-`pip install`, even if the environment disables writing bytecode. `processor` is the time of all threads, which
-other work on the machine changes less than the clock.
+Each command runs in its own process, as from a shell. The first time, Numba's cache on disk is
+empty, as after the package was installed, so kernels are compiled. The second time, all commands
+run again in another directory, with the kernels of the first time. Files are in the page cache both
+times. The package is compiled to bytecode, as after `pip install`, even if the environment disables
+writing bytecode. `processor` is the time of all threads, which other work on the machine changes
+less than the clock.
 
-Gate: the scores of `predict` are one finite probability for each row, and order clicks better than chance.
+Gate: the scores of `predict` are one finite probability for each row, and order clicks better than
+chance.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ _LEAST_AUC = 0.6
 
 
 def write_log(path: Path, rows: int) -> None:
-    """Write two weeks of impressions: time, seven columns of users and items, the place on the page, and the click."""
+    """Write two weeks of impressions: time, seven columns of users and items, the place on the
+    page, and the click.
+    """
     draw = np.random.default_rng(1)
 
     def popular(values: int, power: float) -> NDArray[np.int64]:
@@ -81,9 +86,13 @@ def commands(folder: Path, rows: int, cache: Path) -> dict[str, float]:
     for name, words in COMMANDS.items():
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "stratarec", *words], cwd=folder, env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "stratarec", *words],
+            cwd=folder,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         seconds[name], after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds[f"{name}_processor"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         if done.returncode:
@@ -96,7 +105,9 @@ def gate(folder: Path, rows: int) -> float:
     label = pl.read_csv(folder / "clicks.csv")["click"].to_numpy().astype(np.float32)
     scores = pl.read_csv(folder / "scores.csv").to_series(-1).to_numpy()
     if len(scores) != rows or not ((scores > 0) & (scores < 1)).all():
-        raise TrainingError(f"predict wrote {len(scores)} scores for {rows} rows, or scores that are no probabilities")
+        raise TrainingError(
+            f"predict wrote {len(scores)} scores for {rows} rows, or scores that are no probabilities"
+        )
     auc = evaluate_logits(label, np.log(scores / (1 - scores)).astype(np.float32)).values["auc"]
     if auc < _LEAST_AUC:
         raise TrainingError(f"the AUC of the scores is {auc:.4f}, expected at least {_LEAST_AUC}")
@@ -117,8 +128,12 @@ def run(quick: bool) -> dict[str, Any]:
     return {
         "config": {"rows": rows, "columns": 10, "runs": len(samples) // 2, "limits": LIMITS},
         "metrics": {
-            f"{name}_{attempt}{suffix}": median(each[name + suffix] for each in samples if each["time"] == attempt)
-            for suffix in ("", "_processor") for attempt in ("first", "second") for name in COMMANDS
+            f"{name}_{attempt}{suffix}": median(
+                each[name + suffix] for each in samples if each["time"] == attempt
+            )
+            for suffix in ("", "_processor")
+            for attempt in ("first", "second")
+            for name in COMMANDS
         },
         "samples": {"rows": samples},
-    }  # fmt: skip
+    }

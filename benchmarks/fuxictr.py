@@ -1,9 +1,11 @@
-"""FuxiCTR as a peer of `quality`: its own code and interpreter, trained on the same files with one thread.
+"""FuxiCTR as a peer of `quality`: its own code and interpreter, trained on the same files with one
+thread.
 
 Set ``STRATAREC_FUXICTR`` to a checkout of its repository (its package lacks the model zoo), and
-``STRATAREC_FUXICTR_PYTHON`` to an interpreter with its dependencies (``pip install fuxictr "polars<2"
-keras_preprocessing``). Both sides are compared by processor seconds. These equal clock seconds on an idle machine,
-because no side waits for anything else, and exclude other work on a busy one.
+``STRATAREC_FUXICTR_PYTHON`` to an interpreter with its dependencies (``pip install fuxictr
+"polars<2" keras_preprocessing``). Both sides are compared by processor seconds. These equal clock
+seconds on an idle machine, because no side waits for anything else, and exclude other work on a
+busy one.
 """
 
 from __future__ import annotations
@@ -55,12 +57,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def installed() -> tuple[str, str]:
-    """Return the interpreter and the checkout, or raise `PeerMissing` if they are not configured."""
-    python, checkout = (os.environ.get(name, "") for name in ("STRATAREC_FUXICTR_PYTHON", "STRATAREC_FUXICTR"))
+    """Return the interpreter and the checkout, or raise `PeerMissing` if they are not
+    configured.
+    """
+    python, checkout = (
+        os.environ.get(name, "") for name in ("STRATAREC_FUXICTR_PYTHON", "STRATAREC_FUXICTR")
+    )
     if not (Path(python).is_file() and (Path(checkout) / "model_zoo").is_dir()):
         raise PeerMissing(
-            "FuxiCTR left out: set STRATAREC_FUXICTR to a checkout of its repository, and STRATAREC_FUXICTR_PYTHON to "
-            "an interpreter with its dependencies"
+            "FuxiCTR left out: set STRATAREC_FUXICTR to a checkout of its repository, and "
+            "STRATAREC_FUXICTR_PYTHON to an interpreter with its dependencies"
         )
     return python, checkout
 
@@ -68,12 +74,25 @@ def installed() -> tuple[str, str]:
 def trained(
     name: str, decay: float, seed: int, files: Mapping[str, Path], *, threads: int, epochs: int, path: Path
 ) -> dict[str, Any]:
-    """Train FuxiCTR and return results in the format of `quality.one`; results are stored at `path` and reused."""
+    """Train FuxiCTR and return results in the format of `quality.one`; results are stored at `path`
+    and reused.
+    """
     model, params = MODELS[name]
     # FuxiCTR's FM has one regularizer, as all its weights are embedding rows.
     deep = {"embedding_regularizer": decay, "net_regularizer": 0}
     regularizer = {"regularizer": decay} if name == "fm" else deep
-    columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+    columns = [
+        "user",
+        "item",
+        "daytime",
+        "weekday",
+        "isweekend",
+        "homework",
+        "cost",
+        "weather",
+        "country",
+        "city",
+    ]
     job = {
         "model": model, "threads": threads, "columns": columns,
         "files": {split: str(file) for split, file in files.items()},
@@ -92,7 +111,9 @@ def _trained(job: Mapping[str, Any], threads: int) -> dict[str, Any]:
         command = [python, str(script), str(job_file), str(out)]
         done = subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
         if done.returncode:
-            raise TrainingError(f"FuxiCTR's {job['model']} ended with status {done.returncode}; see its error above")
+            raise TrainingError(
+                f"FuxiCTR's {job['model']} ended with status {done.returncode}; see its error above"
+            )
         result: dict[str, Any] = json.loads(out.read_text())
     return result
 
@@ -104,7 +125,9 @@ def best(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Return their processor seconds to their best validation AUC over ours to reach it, or 0 if we never do."""
+    """Return their processor seconds to their best validation AUC over ours to reach it, or 0 if we
+    never do.
+    """
     goal = best(theirs)
     for each in ours["evaluations"]:
         if each["auc"] >= goal["auc"]:
@@ -113,12 +136,16 @@ def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def _epoch(run: Mapping[str, Any]) -> float:
-    """Return the median processor seconds between evaluations, which excludes start-up and compilation."""
+    """Return the median processor seconds between evaluations, which excludes start-up and
+    compilation.
+    """
     times = [each["processor_seconds"] for each in run["evaluations"]]
     return median(late - early for early, late in pairwise(times))
 
 
-def metrics(name: str, ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def metrics(
+    name: str, ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
     """Return the metrics of one model; ratios are over all pairs of runs."""
     pairs = [ratio(one, other) for one in ours for other in theirs]
     return {

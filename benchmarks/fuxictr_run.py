@@ -1,7 +1,9 @@
-"""One training of FuxiCTR, by FuxiCTR's own interpreter: ``PYTHON fuxictr_run.py JOB.json OUT.json``.
+"""One training of FuxiCTR, by FuxiCTR's own interpreter: ``PYTHON fuxictr_run.py JOB.json
+OUT.json``.
 
-The script does the work of FuxiCTR's ``run_expid.py`` and records the time of each evaluation. A job has ``checkout``,
-``model``, ``threads``, ``files`` (Parquet), ``columns`` and ``params``. The script imports nothing of StrataRec.
+The script does the work of FuxiCTR's ``run_expid.py`` and records the time of each evaluation. A
+job has ``checkout``, ``model``, ``threads``, ``files`` (Parquet), ``columns`` and ``params``. The
+script imports nothing of StrataRec.
 """
 
 import importlib
@@ -23,16 +25,38 @@ def settings(job, folder):
         polars.read_parquet(file).write_csv(paths[f"{split}_data"])
     column = {"name": job["columns"], "active": True, "dtype": "str", "type": "categorical"}
     return {
-        **paths, **job["params"], "data_root": str(folder), "data_format": "csv", "dataset_id": "log",
-        "feature_cols": [column], "label_col": {"name": "label", "dtype": "float"}, "min_categr_count": 1,
-        "model": job["model"], "model_id": "run", "model_root": str(folder), "task": "binary_classification",
-        "loss": "binary_crossentropy", "optimizer": "adam", "metrics": ["AUC", "logloss"],
+        **paths,
+        **job["params"],
+        "data_root": str(folder),
+        "data_format": "csv",
+        "dataset_id": "log",
+        "feature_cols": [column],
+        "label_col": {"name": "label", "dtype": "float"},
+        "min_categr_count": 1,
+        "model": job["model"],
+        "model_id": "run",
+        "model_root": str(folder),
+        "task": "binary_classification",
+        "loss": "binary_crossentropy",
+        "optimizer": "adam",
+        "metrics": ["AUC", "logloss"],
         # Both metrics are evaluated, but only AUC selects the best epoch.
-        "monitor": {"AUC": 1, "logloss": 0}, "monitor_mode": "max", "early_stop_patience": 2, "save_best_only": True,
-        "shuffle": True, "num_workers": 0, "verbose": 0, "gpu": -1, "eval_steps": None, "group_id": None,
-        "use_features": None, "feature_specs": None, "feature_config": None, "pickle_feature_encoder": False,
+        "monitor": {"AUC": 1, "logloss": 0},
+        "monitor_mode": "max",
+        "early_stop_patience": 2,
+        "save_best_only": True,
+        "shuffle": True,
+        "num_workers": 0,
+        "verbose": 0,
+        "gpu": -1,
+        "eval_steps": None,
+        "group_id": None,
+        "use_features": None,
+        "feature_specs": None,
+        "feature_config": None,
+        "pickle_feature_encoder": False,
         "debug_mode": False,
-    }  # fmt: skip
+    }
 
 
 def recording(kind):
@@ -40,15 +64,21 @@ def recording(kind):
 
     class Recording(kind):
         def fit(self, *args, **kwargs):
-            self.evaluations, self.began = [], (time.perf_counter(), time.process_time())
+            self.evaluations = []
+            self.began = (time.perf_counter(), time.process_time())
             super().fit(*args, **kwargs)
 
         def checkpoint_and_earlystop(self, logs, *args, **kwargs):
             seconds, processor = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-            self.evaluations.append({
-                "step": self._total_steps, "auc": float(logs["AUC"]), "log_loss": float(logs["logloss"]),
-                "seconds": seconds, "processor_seconds": processor,
-            })  # fmt: skip
+            self.evaluations.append(
+                {
+                    "step": self._total_steps,
+                    "auc": float(logs["AUC"]),
+                    "log_loss": float(logs["logloss"]),
+                    "seconds": seconds,
+                    "processor_seconds": processor,
+                }
+            )
             super().checkpoint_and_earlystop(logs, *args, **kwargs)
 
     return Recording
@@ -76,7 +106,11 @@ def train(job, folder):
     training, validation = RankDataLoader(features, stage="train", **params).make_iterator()
     model.fit(training, validation_data=validation, **params)
     metrics = model.evaluate(RankDataLoader(features, stage="test", **params).make_iterator())
-    return {"auc": float(metrics["AUC"]), "log_loss": float(metrics["logloss"]), "evaluations": model.evaluations}
+    return {
+        "auc": float(metrics["AUC"]),
+        "log_loss": float(metrics["logloss"]),
+        "evaluations": model.evaluations,
+    }
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Test AUC on the last day of a click log: this library, TorchRec, LightGBM, logistic regression and popularity.
+"""Test AUC on the last day of a click log: this library, TorchRec, LightGBM, logistic regression
+and popularity.
 
-All contenders train on the same number of samples of the same days, drawn by seed (three seeds), with the features of
-the recipe ``globo``: 17 counts of earlier clicks, ids, contexts, and the last 50 articles. StrataRec is measured with
-the recipe and with the settings that validation preferred (`BEST`; see `docs/log.md`). TorchRec is its own DLRM with
-the recipe's settings and the better of two rates; it starts from the same weights, uses FBGEMM's exact row-wise Adagrad
-and has no batch normalization. Trees use target encodings and counts of categorical features (`benchmarks.trees`; of a
-history, those of its last article), or only the numbers, as validation chooses. The logistic regression is that of
-`clicks`, with the settings that validation chose there. No setting is chosen on the test day.
+All contenders train on the same number of samples of the same days, drawn by seed (three seeds),
+with the features of the recipe ``globo``: 17 counts of earlier clicks, ids, contexts, and the last
+50 articles. StrataRec is measured with the recipe and with the settings that validation preferred
+(`BEST`; see `docs/log.md`). TorchRec is its own DLRM with the recipe's settings and the better of
+two rates; it starts from the same weights, uses FBGEMM's exact row-wise Adagrad and has no batch
+normalization. Trees use target encodings and counts of categorical features (`benchmarks.trees`; of
+a history, those of its last article), or only the numbers, as validation chooses. The logistic
+regression is that of `clicks`, with the settings that validation chose there. No setting is chosen
+on the test day.
 
-Calibration on the test day is reported without a correction, and with each kind of ``train.calibration``, fitted on the
-validation day. The best settings are also measured with int8 and int4 rows and a cache.
+Calibration on the test day is reported without a correction, and with each kind of
+``train.calibration``, fitted on the validation day. The best settings are also measured with int8
+and int4 rows and a cache.
 """
 
 from __future__ import annotations
@@ -71,7 +75,8 @@ class Log:
     """
 
     def __init__(self, samples: int, threads: int, *, quick: bool) -> None:
-        self.quick, self.threads = quick, threads
+        self.quick = quick
+        self.threads = threads
         self.dataset: Dataset = prepared("globo", "auto")
         self.samples = min(samples or self.dataset.samples("train"), self.dataset.samples("train"))
         self.steps = -(-self.samples // BATCH)
@@ -79,9 +84,12 @@ class Log:
     def recipe(self, seed: int, *changes: str) -> Recipe:
         """Return a recipe of one pass over the samples, with schedules of that length."""
         steps = [
-            f"train.batch_size={BATCH}", f"train.max_steps={self.steps}", f"train.eval_every={self.steps}",
-            f"train.dense.schedule.total_steps={self.steps}", f"train.embedding.schedule.total_steps={self.steps}",
-        ]  # fmt: skip
+            f"train.batch_size={BATCH}",
+            f"train.max_steps={self.steps}",
+            f"train.eval_every={self.steps}",
+            f"train.dense.schedule.total_steps={self.steps}",
+            f"train.embedding.schedule.total_steps={self.steps}",
+        ]
         fixed = [f"train.seed={seed}", f"train.threads={self.threads}", "train.checkpoint.every_minutes=0"]
         return recipe("globo", "auto", *steps, *fixed, *changes)
 
@@ -98,8 +106,14 @@ class Log:
 
 
 def all_metrics(samples_of: dict[str, ScoredSamples], seconds: float) -> Row:
-    """Return the metrics of the test day, without a correction and with each correction fitted on validation."""
-    row: Row = {"seconds": seconds, "auc_valid": _figures(samples_of["valid"])["auc"], **_figures(samples_of["test"])}
+    """Return the metrics of the test day, without a correction and with each correction fitted on
+    validation.
+    """
+    row: Row = {
+        "seconds": seconds,
+        "auc_valid": _figures(samples_of["valid"])["auc"],
+        **_figures(samples_of["test"]),
+    }
     row["calibration_valid"] = _figures(samples_of["valid"])["calibration"]
     for kind in CORRECTIONS:
         corrected = _figures(corrected_by(fit(kind, samples_of["valid"]), samples_of["test"]))  # type: ignore[arg-type]
@@ -121,7 +135,9 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
             run.pipeline.train(step, batch)
         seconds = time.perf_counter() - began
         scored = {
-            split: score_split(run.model, log.dataset, split, precision="float32", progress=SilentProgress())
+            split: score_split(
+                run.model, log.dataset, split, precision="float32", progress=SilentProgress()
+            )
             for split in ("valid", "test")
         }
     finally:
@@ -130,7 +146,9 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
 
 
 def torchrec(log: Log, seed: int) -> Row:
-    """Train TorchRec's own DLRM on the batches of the recipe; validation of the first seed chooses its rate."""
+    """Train TorchRec's own DLRM on the batches of the recipe; validation of the first seed chooses
+    its rate.
+    """
     rates = TORCHREC_RATES if seed == 1 else [measure(log, "torchrec", 1)["rate"]]
     rows = [{**_torchrec(log, seed, rate), "rate": rate} for rate in rates]
     return max(rows, key=lambda row: row["auc_valid"])
@@ -160,7 +178,9 @@ def _trained(log: Log, run: Run, side: TorchRecSide | Logistic) -> Row:
 
 
 def lightgbm(log: Log, seed: int) -> Row:
-    """Fit trees to numbers and target encodings of as many samples; the first seed's validation chooses settings."""
+    """Fit trees to numbers and target encodings of as many samples; the first seed's validation
+    chooses settings.
+    """
     grid = TREES if seed == 1 else [measure(log, "lightgbm", 1)["settings"]]
     dataset = log.dataset
     splits = {"train": trees.read(dataset, "train", log.samples, seed)}
@@ -176,10 +196,13 @@ def lightgbm(log: Log, seed: int) -> Row:
 
 
 def popularity(log: Log, seed: int) -> Row:
-    """Score by the clicks of the article in the previous hour, which orders samples but is not a probability."""
+    """Score by the clicks of the article in the previous hour, which orders samples but is not a
+    probability.
+    """
     position = [feature.name for feature in log.dataset.schema.dense].index("popularity")
     row = all_metrics(
-        {split: log.scored(lambda batch: batch.dense[:, position], split) for split in ("valid", "test")}, 0.0
+        {split: log.scored(lambda batch: batch.dense[:, position], split) for split in ("valid", "test")},
+        0.0,
     )
     return {"auc": row["auc"], "auc_valid": row["auc_valid"]}
 
@@ -203,7 +226,11 @@ DEFAULT = (*PEERS, *CHANGES)
 
 def measure(log: Log, name: str, seed: int) -> Row:
     """Measure a contender, or return the stored result of an earlier measurement."""
-    about = {"recipe": log.recipe(seed).to_dict(), "data": log.dataset.fingerprint, "changes": CHANGES.get(name)}
+    about = {
+        "recipe": log.recipe(seed).to_dict(),
+        "data": log.dataset.fingerprint,
+        "changes": CHANGES.get(name),
+    }
     about |= {"grid": TREES, "fixed": trees.FIXED} if name == "lightgbm" else {}
     about |= {"rates": TORCHREC_RATES} if name == "torchrec" else {}
 
@@ -217,9 +244,12 @@ def measure(log: Log, name: str, seed: int) -> Row:
 
 
 def run(
-    quick: bool, models: Sequence[str] = DEFAULT, samples: Sequence[int] = (SAMPLES,), seeds: int = SEEDS,
+    quick: bool,
+    models: Sequence[str] = DEFAULT,
+    samples: Sequence[int] = (SAMPLES,),
+    seeds: int = SEEDS,
     threads: int = 1,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Measure every contender and seed; `quick` uses one seed with few samples and batches."""
     if other := [name for name in models if name not in DEFAULT]:
         raise ConfigError(f"--models: unknown contender {other[0]!r}; choose from {', '.join(DEFAULT)}")
@@ -231,13 +261,19 @@ def run(
     rows = [measure(log, name, seed) for seed in draws for name in models]
     return {
         "config": {
-            "samples": log.samples, "batch_size": BATCH, "seeds": list(draws), "threads": threads,
-            "changes": CHANGES, "logistic": LOGISTIC, "shares": SHARES, "targets": TARGETS,
+            "samples": log.samples,
+            "batch_size": BATCH,
+            "seeds": list(draws),
+            "threads": threads,
+            "changes": CHANGES,
+            "logistic": LOGISTIC,
+            "shares": SHARES,
+            "targets": TARGETS,
             "trees": {"grid": list(TREES), "fixed": trees.FIXED},
         },
         "metrics": comparison(rows),
         "samples": {"rows": [_shown(row) for row in rows], "found": rows},
-    }  # fmt: skip
+    }
 
 
 def comparison(rows: Sequence[Row]) -> dict[str, float]:
@@ -245,7 +281,9 @@ def comparison(rows: Sequence[Row]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == name]
-        metrics |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in FIGURES if figure in mine[0]}
+        metrics |= {
+            f"{figure}_{name}": mean(row[figure] for row in mine) for figure in FIGURES if figure in mine[0]
+        }
         if name in ("best", "recipe"):
             wanted = [f"{figure}_{kind}" for kind in CORRECTIONS for figure in ("calibration", "log_loss")]
             metrics |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in wanted}

@@ -1,19 +1,23 @@
-"""How cost grows: seconds and bytes per unit as a log, its tables, its features or its batches grow.
+"""How cost grows: seconds and bytes per unit as a log, its tables, its features or its batches
+grow.
 
-Each cell runs in its own process, which makes its peak memory comparable. All data are generated. Seconds are processor
-time of all threads, which other work on the machine changes less than the clock; only `workers` uses the clock.
+Each cell runs in its own process, which makes its peak memory comparable. All data are generated.
+Seconds are processor time of all threads, which other work on the machine changes less than the
+clock; only `workers` uses the clock.
 
-- `log`: `prepare` of clicks of Globo's shape, per click. Globo has 2.6 million clicks on 46,000 articles in 16 days;
-  longer logs have more days and users.
-- `workers`: `prepare` of such clicks in Parquet files, plain (sizes -1 and -2: on 1 and 2 cores) and by `--ray` with
-  workers of one core each. `ray_overhead_N` is Ray's seconds over those of plain `prepare` on as many cores, less 1.
-- `tables`: training of ten hashed features with R rows in total, in an SSD store. The samples and the rows they touch
-  stay the same, so growth is the cost of rows that are never touched. `step_ms` is measured in the second epoch.
+- `log`: `prepare` of clicks of Globo's shape, per click. Globo has 2.6 million clicks on 46,000
+  articles in 16 days; longer logs have more days and users.
+- `workers`: `prepare` of such clicks in Parquet files, plain (sizes -1 and -2: on 1 and 2 cores)
+  and by `--ray` with workers of one core each. `ray_overhead_N` is Ray's seconds over those of
+  plain `prepare` on as many cores, less 1.
+- `tables`: training of ten hashed features with R rows in total, in an SSD store. The samples and
+  the rows they touch stay the same, so growth is the cost of rows that are never touched. `step_ms`
+  is measured in the second epoch.
 - `features`: training of F features, a quarter of them numbers, per feature.
 - `batch`: training of a DLRM on a log of Criteo's shape, per sample.
 
-`growth_*` is the largest cost over the smallest cost at a smaller size; at most 1.15 counts as flat. The cost of a unit
-falls when more units share a start or a step.
+`growth_*` is the largest cost over the smallest cost at a smaller size; at most 1.15 counts as
+flat. The cost of a unit falls when more units share a start or a step.
 """
 
 from __future__ import annotations
@@ -60,15 +64,19 @@ COSTS: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 """Part -> names of its costs, and whether they are divided by the size."""
 TITLES = {
-    "log": "rows of the log (1: Globo's)", "tables": "rows of the tables", "features": "features, per feature",
+    "log": "rows of the log (1: Globo's)",
+    "tables": "rows of the tables",
+    "features": "features, per feature",
     "batch": "samples in a batch, per sample",
-}  # fmt: skip
+}
 
 
 def write_clicks(path: Path, times: float, first: int = 0) -> None:
-    """Write `times` the clicks of Globo's log in order of time: articles are new each day, and popular for about a day.
+    """Write `times` the clicks of Globo's log in order of time: articles are new each day, and
+    popular for about a day.
 
-    Clicks of `first` N start ``16 * N`` days later than those of `first` 0 and belong to other users.
+    Clicks of `first` N start ``16 * N`` days later than those of `first` 0 and belong to other
+    users.
     """
     draw, count, days = np.random.default_rng(1 + first), int(CLICKS * times), DAYS * times
     sessions, users = max(int(count / 2.86), 1), max(int(count / 8.6), 1)
@@ -85,14 +93,19 @@ def write_clicks(path: Path, times: float, first: int = 0) -> None:
             "click_timestamp": at + 1_506_826_800_000 + first * DAYS * DAY_MS,
             "click_article_id": article,
             "click": article * 7 % 5 == draw.integers(0, 5, len(session)),
-            **{f"click_{name}": (n * draw.random(len(session)) ** 4).astype(np.int64) for name, n in few.items()},
+            **{
+                f"click_{name}": (n * draw.random(len(session)) ** 4).astype(np.int64)
+                for name, n in few.items()
+            },
         }
     ).sort("click_timestamp").write_parquet(path)
 
 
 def log(times: float, work: Path, quick: bool) -> Row:
     """Prepare a log of `times` the clicks of Globo with the recipe `globo`."""
-    parts = [(work / f"log-{first:02d}.parquet", min(times, 1), first) for first in range(max(int(times), 1))]
+    parts = [
+        (work / f"log-{first:02d}.parquet", min(times, 1), first) for first in range(max(int(times), 1))
+    ]
     with get_context("spawn").Pool(1) as other:  # keeps its memory out of the peak of `prepare`
         other.starmap(write_clicks, parts)
     content = read_content(ROOT / "src" / "stratarec" / "recipes" / "globo.yaml")
@@ -125,7 +138,9 @@ def workers(count: float, work: Path, quick: bool) -> Row:
     with _cluster(int(count)) if count > 0 else nullcontext({}) as environment:
         began = time.perf_counter()
         ray = ["--ray", "auto"] if count > 0 else []
-        subprocess.run([*command, *ray], check=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*command, *ray], check=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        )
         return {"seconds": time.perf_counter() - began, "cores": len(cores)}
 
 
@@ -133,16 +148,21 @@ def workers(count: float, work: Path, quick: bool) -> Row:
 def _cluster(count: int) -> Iterator[dict[str, str]]:
     """Start a Ray cluster of one machine and yield the environment variables of its clients."""
     script = (
-        "import sys; from ray.cluster_utils import Cluster; head = Cluster(initialize_head=True, head_node_args="
-        f"dict(num_cpus={count}, include_dashboard=False)); print(head.address, flush=True); sys.stdin.read(); "
-        "head.shutdown()"
+        "import sys; from ray.cluster_utils import Cluster; head = Cluster(initialize_head=True, "
+        "head_node_args="
+        f"dict(num_cpus={count}, include_dashboard=False)); print(head.address, flush=True); "
+        "sys.stdin.read(); head.shutdown()"
     )
     with tempfile.TemporaryDirectory(prefix="sr-", dir="/tmp") as folder:  # paths of sockets must be short
         variables = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
         with subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env={**os.environ, **variables},
-        ) as holder:  # fmt: skip
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **variables},
+        ) as holder:
             assert holder.stdin is not None
             assert holder.stdout is not None
             yield {**variables, "RAY_ADDRESS": holder.stdout.readline().strip()}
@@ -153,7 +173,9 @@ class Clock(SilentProgress):
     """Processor time at which tasks start and end."""
 
     def __init__(self) -> None:
-        self.began, self.ended, self.steps = dict[str, float](), dict[str, float](), list[float]()
+        self.began = dict[str, float]()
+        self.ended = dict[str, float]()
+        self.steps = list[float]()
 
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.task, self.began[task] = task, time.process_time()
@@ -167,10 +189,17 @@ class Clock(SilentProgress):
 
 
 def trained(work: Path, source: Row, model: Row, train: Row, more: Row | None = None) -> Row:
-    """Prepare and train; return the seconds of each part. `step_ms` is measured over the second half of the steps."""
+    """Prepare and train; return the seconds of each part. `step_ms` is measured over the second
+    half of the steps.
+    """
     always = {"run": str(work / "run"), "curves": [], "threads": 1, "epochs": EPOCHS}
     data = {"path": str(work / "data"), "source": source}
-    content = {"name": "g", "data": data, "model": model, "train": {**always, "checkpoint": {"every_minutes": 0}}}
+    content = {
+        "name": "g",
+        "data": data,
+        "model": model,
+        "train": {**always, "checkpoint": {"every_minutes": 0}},
+    }
     recipe = Recipe.from_dict(
         with_values(content, {f"train.{key}": value for key, value in train.items()} | (more or {}))
     )
@@ -189,8 +218,14 @@ def trained(work: Path, source: Row, model: Row, train: Row, more: Row | None = 
 
 
 def _columns(work: Path, features: int, dense: int, samples: int, values: int) -> Row:
-    """Write a log of uniform values and return its source; the first `dense` features are numbers."""
-    draw, path, names = np.random.default_rng(2), work / "log.parquet", [f"f{number}" for number in range(features)]
+    """Write a log of uniform values and return its source; the first `dense` features are
+    numbers.
+    """
+    draw, path, names = (
+        np.random.default_rng(2),
+        work / "log.parquet",
+        [f"f{number}" for number in range(features)],
+    )
     columns = {name: draw.integers(0, values, samples) for name in names}
     pl.DataFrame({"label": draw.integers(0, 2, samples), **columns}).write_parquet(path)
     named = [{"name": name} for name in names]
@@ -207,26 +242,41 @@ def tables(rows: float, work: Path, quick: bool) -> Row:
         # Enough for the locations of all rows and 100,000 slots, but too little for homes in DRAM.
         "memory.dram": int(4.5 * rows) + (16 << 20),
     }  # fmt: skip
-    return trained(work, source, {"kind": "fm", "embedding_dim": 16}, {"batch_size": 512, "report": False}, more)
+    return trained(
+        work, source, {"kind": "fm", "embedding_dim": 16}, {"batch_size": 512, "report": False}, more
+    )
 
 
 def features(count: float, work: Path, quick: bool) -> Row:
     """Train a model whose network grows linearly with its features."""
     source = _columns(work, int(count), int(count) // 4, 2_000 if quick else 10_000, 100)
-    return trained(work, source, {"kind": "deepfm", "embedding_dim": 8, "deep_mlp": [64]}, {"batch_size": 512})
+    return trained(
+        work, source, {"kind": "deepfm", "embedding_dim": 8, "deep_mlp": [64]}, {"batch_size": 512}
+    )
 
 
 def batch(size: float, work: Path, quick: bool) -> Row:
     """Train a DLRM in batches of `size`."""
-    source = {"kind": "synthetic", "samples": 20_000 if quick else 250_000, "scale": 0.1, "session_length": 1.0}
+    source = {
+        "kind": "synthetic",
+        "samples": 20_000 if quick else 250_000,
+        "scale": 0.1,
+        "session_length": 1.0,
+    }
     model = {"kind": "dlrm", "embedding_dim": 16, "bottom_mlp": [128], "top_mlp": [128, 64]}
     steps = 20 if quick else int(min(1_000, max(16, 1_000_000 // size)))
-    return trained(work, source, model, {"batch_size": int(size), "max_steps": steps, "epochs": 8, "report": False})
+    return trained(
+        work, source, model, {"batch_size": int(size), "max_steps": steps, "epochs": 8, "report": False}
+    )
 
 
 PARTS: dict[str, Callable[[float, Path, bool], Row]] = {
-    "log": log, "workers": workers, "tables": tables, "features": features, "batch": batch,
-}  # fmt: skip
+    "log": log,
+    "workers": workers,
+    "tables": tables,
+    "features": features,
+    "batch": batch,
+}
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -234,7 +284,11 @@ def run(quick: bool) -> dict[str, Any]:
     import_peer("ray")
     sizes = QUICK if quick else SIZES
     rows = [{"part": part, **cell(part, size, quick)} for part in PARTS for size in sizes[part]]
-    growth = {f"growth_{part}_{name}": grown(line) for part in COSTS for name, line in costs_of(rows, part).items()}
+    growth = {
+        f"growth_{part}_{name}": grown(line)
+        for part in COSTS
+        for name, line in costs_of(rows, part).items()
+    }
     seconds = {row["size"]: row["seconds"] for row in rows if row["part"] == "workers"}
     ray = [size for size in seconds if size > 0]
     overhead = {f"ray_overhead_{size:g}": seconds[size] / seconds[max(-size, -2)] - 1 for size in ray}
@@ -247,10 +301,13 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def costs_of(rows: Sequence[Row], part: str) -> dict[str, list[float]]:
-    """Return each cost of a part by ascending size, divided by the size if the size counts units."""
+    """Return each cost of a part by ascending size, divided by the size if the size counts
+    units.
+    """
     names, divided = COSTS[part]
     return {
-        name: [row[name] / (row["size"] if divided else 1) for row in rows if row["part"] == part] for name in names
+        name: [row[name] / (row["size"] if divided else 1) for row in rows if row["part"] == part]
+        for name in names
     }
 
 
@@ -260,18 +317,23 @@ def grown(costs: Sequence[float]) -> float:
 
 
 def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, list[tuple[float, float, float]]]]]]:
-    """Return the panels of the figure: a curve for each cost, relative to the cost at the smallest size."""
+    """Return the panels of the figure: a curve for each cost, relative to the cost at the smallest
+    size.
+    """
     sizes = {part: [row["size"] for row in rows if row["part"] == part] for part in COSTS}
     return [
-        (TITLES[part], [
-            (
-                name.replace("_", " "),
-                [(size, cost / costs[0], 0.0) for size, cost in zip(sizes[part], costs, strict=True)],
-            )
-            for name, costs in costs_of(rows, part).items()
-        ])
+        (
+            TITLES[part],
+            [
+                (
+                    name.replace("_", " "),
+                    [(size, cost / costs[0], 0.0) for size, cost in zip(sizes[part], costs, strict=True)],
+                )
+                for name, costs in costs_of(rows, part).items()
+            ],
+        )
         for part in COSTS
-    ]  # fmt: skip
+    ]
 
 
 def cell(part: str, size: float, quick: bool) -> Row:

@@ -1,10 +1,12 @@
-"""Number of hosts for models of five sizes, with and without an SSD per host: the question of MTrainS (2305.01515).
+"""Number of hosts for models of five sizes, with and without an SSD per host: the question of
+MTrainS (2305.01515).
 
-The paper trains five models of terabytes, whose tables are not published, on 4 to 8 times fewer nodes. The models here
-are synthetic: the 26 tables of Criteo with its skew, D = 128, row-wise Adagrad, float32 at rest, scaled to the given
-bytes. Rates of DRAM, block device and one core are measured on this machine; the size of a host is assumed (`HOST`),
-and the network is modelled by its rate. Without SSDs, the bytes determine the number of hosts. Hosts with SSDs must
-reach a share (`SHARES`) of the throughput of those hosts.
+The paper trains five models of terabytes, whose tables are not published, on 4 to 8 times fewer
+nodes. The models here are synthetic: the 26 tables of Criteo with its skew, D = 128, row-wise
+Adagrad, float32 at rest, scaled to the given bytes. Rates of DRAM, block device and one core are
+measured on this machine; the size of a host is assumed (`HOST`), and the network is modelled by its
+rate. Without SSDs, the bytes determine the number of hosts. Hosts with SSDs must reach a share
+(`SHARES`) of the throughput of those hosts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ SHARES = (1.0, 0.25)
 """Required shares of the throughput of the hosts without SSDs."""
 WIDTH, BATCH = 128, 65_536
 HOST = {"dram_gb": 256, "ssd_gb": 4000, "cores": 32, "memory_times": 8, "drives": 8, "network_gbit": 100}
-"""One host: bytes for tables, cores (each as fast as the measured one), and multiples of measured DRAM and drives."""
+"""One host: bytes for tables, cores (each as fast as the measured one), and multiples of measured
+DRAM and drives.
+"""
 _BINS = 200
 _PUBLISHED = 4.0, 8.0
 
@@ -52,10 +56,16 @@ def specs(nbytes: float) -> list[TableSpec]:
         in_bin = np.diff(edges)
         share = np.diff((edges / rows) ** (1 / EXPONENT)) / in_bin
         popularity = Popularity(rows=in_bin, share=share, by_id=True)
-        tables.append(TableSpec(
-            name=f"C{place + 1}", rows=rows, shape=shape, lookups=float(BATCH), popularity=popularity,
-            outputs=float(WIDTH * BATCH),
-        ))  # fmt: skip
+        tables.append(
+            TableSpec(
+                name=f"C{place + 1}",
+                rows=rows,
+                shape=shape,
+                lookups=float(BATCH),
+                popularity=popularity,
+                outputs=float(WIDTH * BATCH),
+            )
+        )
     return tables
 
 
@@ -64,16 +74,22 @@ def host(measured: Tiers) -> Machine:
     assert measured.block is not None
     dram, block, drives = measured.dram, measured.block, HOST["drives"]
     tiers = replace(
-        measured, threads=HOST["cores"],
+        measured,
+        threads=HOST["cores"],
         dram=replace(dram, row_bytes_per_second=dram.row_bytes_per_second * HOST["memory_times"]),
         block=replace(
-            block, reads_per_second=block.reads_per_second * drives,
+            block,
+            reads_per_second=block.reads_per_second * drives,
             write_bytes_per_second=block.write_bytes_per_second * drives,
         ),
-    )  # fmt: skip
+    )
     latency = Collective(alpha=5e-5, alpha_peer=5e-6)
-    cluster = Cluster(inside=latency, between=latency, between_bytes_per_second=HOST["network_gbit"] * 1e9 / 8)
-    return Machine(tiers=tiers, network=NetworkRates(flops_per_second=_flops() * HOST["cores"]), cluster=cluster)
+    cluster = Cluster(
+        inside=latency, between=latency, between_bytes_per_second=HOST["network_gbit"] * 1e9 / 8
+    )
+    return Machine(
+        tiers=tiers, network=NetworkRates(flops_per_second=_flops() * HOST["cores"]), cluster=cluster
+    )
 
 
 def dlrm() -> StepWork:
@@ -82,9 +98,13 @@ def dlrm() -> StepWork:
     pairs = (features + 1) * features // 2
     weights = 13 * 512 + 512 * 256 + 256 * WIDTH + (WIDTH + pairs) * 512 + 512 * 256 + 256
     return StepWork(
-        batch=BATCH, features=features, width=WIDTH, lookups=float(features),
-        flops=6.0 * weights + 3.0 * features**2 * WIDTH, parameters=weights,
-    )  # fmt: skip
+        batch=BATCH,
+        features=features,
+        width=WIDTH,
+        lookups=float(features),
+        flops=6.0 * weights + 3.0 * features**2 * WIDTH,
+        parameters=weights,
+    )
 
 
 @cache
@@ -117,23 +137,36 @@ def run(quick: bool) -> dict[str, Any]:
             for share in SHARES:
                 rate = share * dram.samples_per_second
                 fewest = fewest_hosts(tables, memory, machine, work, rate=rate)
-                rows.append({
-                    "terabytes": size, "share_of_speed": share, "samples_s": rate, "hosts_dram": dram.hosts,
-                    "hosts_ssd": fewest.hosts, "hosts_ssd_for_bytes": fewest.for_bytes,
-                    "times_fewer": dram.hosts / fewest.hosts, "waits_for": fewest.waits_for,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "terabytes": size,
+                        "share_of_speed": share,
+                        "samples_s": rate,
+                        "hosts_dram": dram.hosts,
+                        "hosts_ssd": fewest.hosts,
+                        "hosts_ssd_for_bytes": fewest.for_bytes,
+                        "times_fewer": dram.hosts / fewest.hosts,
+                        "waits_for": fewest.waits_for,
+                    }
+                )
     assert measured.block is not None
     return {
         "config": {
-            "predicted": True, "host": HOST, "width": WIDTH, "batch": BATCH, "published_times_fewer": _PUBLISHED,
+            "predicted": True,
+            "host": HOST,
+            "width": WIDTH,
+            "batch": BATCH,
+            "published_times_fewer": _PUBLISHED,
             "measured": {
                 "row_bytes_per_second": measured.dram.row_bytes_per_second,
                 "reads_per_second": measured.block.reads_per_second,
-                "write_bytes_per_second": measured.block.write_bytes_per_second, "flops_per_second": _flops(),
+                "write_bytes_per_second": measured.block.write_bytes_per_second,
+                "flops_per_second": _flops(),
             },
         },
         "metrics": {
-            f"times_fewer_{row['terabytes']:g}tb_at_{row['share_of_speed']:g}": row["times_fewer"] for row in rows
+            f"times_fewer_{row['terabytes']:g}tb_at_{row['share_of_speed']:g}": row["times_fewer"]
+            for row in rows
         },
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }

@@ -1,12 +1,15 @@
-"""Emulated hosts: network namespaces of this machine, joined by a bridge, with a limited rate between them.
+"""Emulated hosts: network namespaces of this machine, joined by a bridge, with a limited rate
+between them.
 
-``python -m benchmarks.hosts check`` reports whether this machine can emulate hosts, and what is missing if not; ``run``
-starts torchrun on them; ``clean`` removes the namespaces of a killed run, as does every start.
+``python -m benchmarks.hosts check`` reports whether this machine can emulate hosts, and what is
+missing if not; ``run`` starts torchrun on them; ``clean`` removes the namespaces of a killed run,
+as does every start.
 
-Each host is a namespace with one interface, the end of a veth pair. The other ends are joined by a bridge in another
-namespace, so the network of the machine does not change. A token bucket (``tc tbf``) at each end of a pair limits what
-the host sends and receives. Ranks of one host communicate without this limit. All hosts share the processors, memory
-and clock of the machine: only the network between them is emulated.
+Each host is a namespace with one interface, the end of a veth pair. The other ends are joined by a
+bridge in another namespace, so the network of the machine does not change. A token bucket (``tc
+tbf``) at each end of a pair limits what the host sends and receives. Ranks of one host communicate
+without this limit. All hosts share the processors, memory and clock of the machine: only the
+network between them is emulated.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ _NETWORK, _PORT = "10.77.0", 29500
 _PREFIX = "stratarec-host"
 # Size of the token bucket, and the longest time that a packet waits in it.
 _BURST, _LATENCY = "256kb", "50ms"
-# Every kernel has reno, and it fills a link. BBR, the default of some machines, leaves a third of 100 Mbit/s unused
-# when several flows share the link.
+# Every kernel has reno, and it fills a link. BBR, the default of some machines, leaves a third of
+# 100 Mbit/s unused when several flows share the link.
 _CONTROL = "reno"
 _MOST_HOSTS = 16
 _LIBC = ctypes.CDLL(None)
@@ -41,7 +44,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Make the kernel end this process when its parent ends, even by kill -9; call it as ``preexec_fn``."""
+    """Make the kernel end this process when its parent ends, even by kill -9; call it as
+    ``preexec_fn``.
+    """
     if sys.platform.startswith("linux"):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -51,7 +56,9 @@ class HostsMissing(StrataError):
 
 
 def missing() -> str:
-    """Return what this machine lacks to emulate hosts, or an empty string if nothing is known to be missing."""
+    """Return what this machine lacks to emulate hosts, or an empty string if nothing is known to be
+    missing.
+    """
     if not sys.platform.startswith("linux"):
         return f"network namespaces require Linux; this system is {sys.platform}"
     if os.geteuid() != 0:
@@ -65,13 +72,15 @@ def _run(*command: str) -> str:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise HostsMissing(
-            f"hosts cannot be emulated here: {' '.join(command)!r} failed: {lines[0] if lines else done.returncode}"
+            f"hosts cannot be emulated here: {' '.join(command)!r} failed: "
+            f"{lines[0] if lines else done.returncode}"
         )
     return done.stdout
 
 
 def _start_time(pid: int) -> str:
-    """Return the start time of a process in ticks of the kernel, or an empty string if the process does not exist.
+    """Return the start time of a process in ticks of the kernel, or an empty string if the process
+    does not exist.
 
     Process id and start time identify a process uniquely.
     """
@@ -82,11 +91,17 @@ def _start_time(pid: int) -> str:
 
 
 def _namespaces() -> list[str]:
-    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.startswith(f"{_PREFIX}-")]
+    return [
+        line.split()[0]
+        for line in _run("ip", "netns", "list").splitlines()
+        if line.startswith(f"{_PREFIX}-")
+    ]
 
 
 def _remove(namespace: str) -> None:
-    """Kill the processes in a namespace and remove it with its interfaces. Another process may do the same."""
+    """Kill the processes in a namespace and remove it with its interfaces. Another process may do
+    the same.
+    """
     deadline = time.monotonic() + 10
     try:
         while (pids := _run("ip", "netns", "pids", namespace).split()) and time.monotonic() < deadline:
@@ -101,7 +116,9 @@ def _remove(namespace: str) -> None:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces whose creator no longer runs, kill the processes in them, and return their names."""
+    """Remove the namespaces whose creator no longer runs, kill the processes in them, and return
+    their names.
+    """
     removed = []
     for namespace in _namespaces():
         pid, started = namespace.removeprefix(f"{_PREFIX}-").split("-")[:2]
@@ -131,7 +148,8 @@ class Hosts:
             raise HostsMissing(f"the number of hosts must be between 1 and {_MOST_HOSTS}; got {count}")
         if mbit is not None and not 1 <= mbit <= 100_000:
             raise HostsMissing(f"mbit must be between 1 and 100000; got {mbit}")
-        self.count, self.mbit = count, mbit
+        self.count = count
+        self.mbit = mbit
         self._name = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -196,7 +214,9 @@ class Hosts:
             process.wait()
         self._started = []
 
-    def start(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a command on a host."""
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})}
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
@@ -205,18 +225,32 @@ class Hosts:
         return process
 
     def torchrun(
-        self, per_host: int, arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 3600.0
+        self,
+        per_host: int,
+        arguments: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        timeout: float = 3600.0,
     ) -> int:
-        """Run ``torchrun ARGUMENTS`` with `per_host` ranks on every host; return the first exit status that is not 0.
+        """Run ``torchrun ARGUMENTS`` with `per_host` ranks on every host; return the first exit
+        status that is not 0.
 
         If one host fails, all others are ended.
         """
         command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nnodes={self.count}", f"--nproc-per-node={per_host}",
-            f"--master-addr={self.address(0)}", f"--master-port={_PORT}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={self.count}",
+            f"--nproc-per-node={per_host}",
+            f"--master-addr={self.address(0)}",
+            f"--master-port={_PORT}",
+        ]
         running = [
-            self.start(host, [*command, f"--node-rank={host}", f"--local-addr={self.address(host)}", *arguments], env)
+            self.start(
+                host,
+                [*command, f"--node-rank={host}", f"--local-addr={self.address(host)}", *arguments],
+                env,
+            )
             for host in range(self.count)
         ]
         return first_failure(running, timeout)
@@ -224,11 +258,16 @@ class Hosts:
     def sent_bytes(self) -> list[int]:
         """Return the bytes that each host has sent so far."""
         name = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
-        return [int(_run("ip", "netns", "exec", self.namespace(host), "cat", name)) for host in range(self.count)]
+        return [
+            int(_run("ip", "netns", "exec", self.namespace(host), "cat", name))
+            for host in range(self.count)
+        ]
 
 
 def first_failure(running: Sequence[subprocess.Popen[bytes]], timeout: float) -> int:
-    """Wait until all processes succeed, one fails, or `timeout` passes; then end the others and return the status."""
+    """Wait until all processes succeed, one fails, or `timeout` passes; then end the others and
+    return the status.
+    """
     deadline = time.monotonic() + timeout
     try:
         while True:
@@ -255,10 +294,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="report whether this machine can emulate hosts")
     commands.add_parser("clean", help="remove the namespaces of a killed run")
-    run = commands.add_parser("run", help="run torchrun on emulated hosts: run --hosts 2 -- -m stratarec train RECIPE")
+    run = commands.add_parser(
+        "run", help="run torchrun on emulated hosts: run --hosts 2 -- -m stratarec train RECIPE"
+    )
     run.add_argument("--hosts", type=int, default=2)
     run.add_argument("--ranks", type=int, default=2, help="start this many ranks on each host")
-    run.add_argument("--mbit", type=float, help="limit the rate of each host to this many Mbit/s (default: no limit)")
+    run.add_argument(
+        "--mbit", type=float, help="limit the rate of each host to this many Mbit/s (default: no limit)"
+    )
     run.add_argument("arguments", nargs="+", help="arguments of torchrun")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _ended)
@@ -274,7 +317,9 @@ def main() -> int:
         with Hosts(args.hosts, args.mbit) as hosts:
             status = hosts.torchrun(args.ranks, args.arguments)
             sent = hosts.sent_bytes()
-        print("sent " + ", ".join(f"{count / 1e6:.1f} MB by host {host}" for host, count in enumerate(sent)))
+        print(
+            "sent " + ", ".join(f"{count / 1e6:.1f} MB by host {host}" for host, count in enumerate(sent))
+        )
         return status
     except HostsMissing as error:
         print(f"hosts: {error}", file=sys.stderr)

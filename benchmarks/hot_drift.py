@@ -1,11 +1,13 @@
-"""How long a hot profile lasts on a news portal's log: share of later days' inputs that the first day's hot rows serve.
+"""How long a hot profile lasts on a news portal's log: share of later days' inputs that the first
+day's hot rows serve.
 
-Samples of a quarter of the users are prepared day by day as in `continual`: once with the vocabularies of the previous
-day, so that ids keep their meaning, and once with new vocabularies. Three shares of each day's training samples are
-counted: inputs that need only hot rows of the first day; inputs that need only hot rows chosen by the counts of that
-day with inherited ids, where newly popular rows follow rows that are no longer popular; and the same with ids ranked
-again. All three use the bytes of the first profile. Tables of a few rows (weekdays, say) are always hot as a whole, as
-a plan keeps them in DRAM.
+Samples of a quarter of the users are prepared day by day as in `continual`: once with the
+vocabularies of the previous day, so that ids keep their meaning, and once with new vocabularies.
+Three shares of each day's training samples are counted: inputs that need only hot rows of the first
+day; inputs that need only hot rows chosen by the counts of that day with inherited ids, where newly
+popular rows follow rows that are no longer popular; and the same with ids ranked again. All three
+use the bytes of the first profile. Tables of a few rows (weekdays, say) are always hot as a whole,
+as a plan keeps them in DRAM.
 """
 
 from __future__ import annotations
@@ -49,12 +51,16 @@ def share_of(dataset: Dataset, recipe: Recipe, profile: HotProfile) -> float:
         min(int(rows), part.rows) if part.row_bytes else part.rows
         for part, rows in zip(ranges, profile.hot(ranges), strict=True)
     ]
-    return sum(map(sum, classify(dataset, ranges, np.array(hot), "train").values())) / dataset.samples("train")
+    return sum(map(sum, classify(dataset, ranges, np.array(hot), "train").values())) / dataset.samples(
+        "train"
+    )
 
 
 def measure_day(number: int, runs: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
     """Return a row for each budget of one day; on day 0, append the profiles to `first`."""
-    chained = runs.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
+    chained = runs.recipe(
+        f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else ""
+    )
     fresh = runs.recipe(f"fresh-{number:02d}", number, first=number)
     inherited, ranked = prepare(chained.data), prepare(fresh.data)
     lines = []
@@ -86,7 +92,9 @@ def run(quick: bool) -> dict[str, Any]:
         write_samples(config, root / "logs")
         runs, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
         rows = [line for number in range(days - 1) for line in measure_day(number, runs, first)]
-    remaining = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
+    remaining = {
+        row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]
+    }
     return {
         "config": {"recipe": "globo", "days": days, "users": f"one in {USERS}", "bytes_shares": SHARES},
         "metrics": {f"share_kept_day_{day}": share for day, share in remaining.items()},

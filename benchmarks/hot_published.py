@@ -1,18 +1,22 @@
 """Hot batches (FAE) compared with their published baseline, and with the cache of this library.
 
-Published: 2.3 times the speed of tables in CPU DRAM, with hot rows in GPU memory. This machine has no GPU: the disk is
-the slow memory (rows in an SSD store, float32, direct reads) and DRAM the fast one. All rungs train the same DLRM (the
-published sizes for Criteo Kaggle) on the same samples within the same bytes of DRAM:
+Published: 2.3 times the speed of tables in CPU DRAM, with hot rows in GPU memory. This machine has
+no GPU: the disk is the slow memory (rows in an SSD store, float32, direct reads) and DRAM the fast
+one. All rungs train the same DLRM (the published sizes for Criteo Kaggle) on the same samples
+within the same bytes of DRAM:
 
-- ``fetched``: each batch fetches its rows when it starts and writes them back when it ends; no cache, no lookahead.
-- ``fetched + FAE``: hot rows stay in DRAM, inputs that need only hot rows form hot batches, other rows are fetched.
+- ``fetched``: each batch fetches its rows when it starts and writes them back when it ends; no
+  cache, no lookahead.
+- ``fetched + FAE``: hot rows stay in DRAM, inputs that need only hot rows form hot batches, other
+  rows are fetched.
 - ``cache``: the planned cache of this library with lookahead; hot inputs are mixed with others.
 - ``cache + FAE``: the same with 15 % of the budget for hot rows, and with hot batches.
 
-The first two rungs are faster than the published baseline: a batch reads each row once even if it is looked up often,
-and a batch with cold inputs reads only rows that are not hot. Steps are timed in alternation, in stretches that contain
-hot and mixed batches in proportion. `shares` uses the budgets of the paper. `fetch_ms` is the part of a step that waits
-for rows, `home_ms` the part that waits for write-back.
+The first two rungs are faster than the published baseline: a batch reads each row once even if it
+is looked up often, and a batch with cold inputs reads only rows that are not hot. Steps are timed
+in alternation, in stretches that contain hot and mixed batches in proportion. `shares` uses the
+budgets of the paper. `fetch_ms` is the part of a step that waits for rows, `home_ms` the part that
+waits for write-back.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ WIDTH, BATCH, LOOKAHEAD = 16, 1024, 1
 MODEL = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 SHARE = 0.124
-"""Share of the bytes of all rows for hot rows of FAE. `cache` gets the same DRAM, `OURS_HOT` of it for hot rows."""
+"""Share of the bytes of all rows for hot rows of FAE. `cache` gets the same DRAM, `OURS_HOT` of it
+for hot rows.
+"""
 OURS_HOT = 0.15
 GATE_STEPS = 4
 SIZES = (300_000, 200_000), (600_000, 400_000)
@@ -65,7 +71,9 @@ RUNGS = ("fetched", "fetched + FAE", "cache", "cache + FAE")
 
 
 class FetchedSide(Side):
-    """Side that evicts all rows but hot ones after each step, and flushes the write buffer of the log."""
+    """Side that evicts all rows but hot ones after each step, and flushes the write buffer of the
+    log.
+    """
 
     def step(self) -> float:
         loss, engine = super().step(), self.model.embeddings.engine  # type: ignore[operator, union-attr]
@@ -82,7 +90,9 @@ def evict_all(tables: CachedTables) -> None:
     slots = np.flatnonzero(directory.state.tags[: directory.layout.slots] > 0)
     if not len(slots):
         return
-    tables.write_rows(directory.rows_in(slots), tables.memory.read(slots), np.arange(len(slots), dtype=np.int64), 0)
+    tables.write_rows(
+        directory.rows_in(slots), tables.memory.read(slots), np.arange(len(slots), dtype=np.int64), 0
+    )
     directory.clear()
     tables.store.flush()
 
@@ -91,7 +101,8 @@ class Ladder:
     """The four rungs (configurations) on one data set."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self.dataset, self.folder = dataset, folder
+        self.dataset = dataset
+        self.folder = folder
         self.row_bytes = row_bytes_of(dataset, WIDTH, OPTIMIZER)
         self.parts = parts_of(dataset, self.row_bytes)
         self.total = sum(part.nbytes for part in self.parts)
@@ -102,10 +113,14 @@ class Ladder:
         }
 
     def fetched(self, name: str) -> Side:
-        """Build a side with tables in the log and slots for one batch; hot rows are added for FAE."""
+        """Build a side with tables in the log and slots for one batch; hot rows are added for
+        FAE.
+        """
         hot = calibrate(self.dataset, self.row_bytes, self.budget).hot(self.parts)
         with_fae = name.endswith("FAE")
-        heads = {part.table: rows if with_fae else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
+        heads = {
+            part.table: rows if with_fae else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)
+        }
         rows = self.dataset.table_rows()
         # A quarter more slots than a batch needs, because sets fill unevenly.
         slots = {table: min(BATCH * ids, rows[table]) for table, ids in self.ids.items()}
@@ -175,14 +190,24 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
     for name, side in sides.items():
         clock, processor, moved, fetch, home = zip(*measured[name], strict=True)
         ratios = sorted(slow / fast for (slow, *_), fast in zip(measured["fetched"], clock, strict=True))
-        rows.append({
-            "data": dataset.name, "rung": name, "step_ms": 1e3 * median(clock), "ratio": median(ratios),
-            "ratio_low": ratios[len(ratios) // 4], "ratio_high": ratios[3 * len(ratios) // 4],
-            "processor_ms": 1e3 * median(processor), "fetch_ms": 1e3 * median(fetch), "home_ms": 1e3 * median(home),
-            "rows_in_a_step": sum(moved) / len(moved),
-            "dram_mib": _engine(side).nbytes / 2**20,
-            "hot_inputs": side.loader.hot_samples / side.loader.samples if isinstance(side.loader, HotLoader) else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": dataset.name,
+                "rung": name,
+                "step_ms": 1e3 * median(clock),
+                "ratio": median(ratios),
+                "ratio_low": ratios[len(ratios) // 4],
+                "ratio_high": ratios[3 * len(ratios) // 4],
+                "processor_ms": 1e3 * median(processor),
+                "fetch_ms": 1e3 * median(fetch),
+                "home_ms": 1e3 * median(home),
+                "rows_in_a_step": sum(moved) / len(moved),
+                "dram_mib": _engine(side).nbytes / 2**20,
+                "hot_inputs": side.loader.hot_samples / side.loader.samples
+                if isinstance(side.loader, HotLoader)
+                else None,
+            }
+        )
     for side in sides.values():
         side.close()
         _engine(side).close()
@@ -190,7 +215,9 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
 
 
 def _now(side: Side) -> tuple[float, ...]:
-    """Return clock and processor seconds, rows fetched so far, and seconds of fetching and writing back."""
+    """Return clock and processor seconds, rows fetched so far, and seconds of fetching and writing
+    back.
+    """
     engine = _engine(side)
     moved = sum(tables.traffic.rows_in for tables in engine.tables)
     return (
@@ -206,7 +233,9 @@ def _engine(side: Side) -> Any:
 
 
 def datasets(quick: bool, folder: Path) -> list[Dataset]:
-    """Return a synthetic log of Criteo's shape, and Trivago's and Globo's logs if they are available."""
+    """Return a synthetic log of Criteo's shape, and Trivago's and Globo's logs if they are
+    available.
+    """
     available = [Dataset.open(criteo_shape(folder / "synthetic", *(SIZES[0] if quick else SIZES[1])).path)]
     with suppress(PeerMissing):  # without the logs
         available += [prepared(name, "none") for name in (() if quick else ("trivago", "globo"))]
@@ -225,14 +254,22 @@ def run(quick: bool) -> dict[str, Any]:
             rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (7, 16)))
     ratio = {(row["data"], row["rung"]): row["ratio"] for row in rows}
     return {
-        "config": {
-            "width": WIDTH, "batch": BATCH, "share": SHARE, "targets": {"ratio_fae_single": 2.3},
-        },
+        "config": {"width": WIDTH, "batch": BATCH, "share": SHARE, "targets": {"ratio_fae_single": 2.3}},
         "metrics": {
             "ratio_fae_single": max(value for (_, rung), value in ratio.items() if rung == "fetched + FAE"),
-            **{f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v for (data, rung), v in ratio.items() if v != 1},
-            **{f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"] for r in rows},
-            **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in hot_shares},
+            **{
+                f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v
+                for (data, rung), v in ratio.items()
+                if v != 1
+            },
+            **{
+                f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"]
+                for r in rows
+            },
+            **{
+                f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"]
+                for row in hot_shares
+            },
         },
         "samples": {"shares": hot_shares, "rows": rows},
-    }  # fmt: skip
+    }

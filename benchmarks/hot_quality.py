@@ -1,9 +1,11 @@
-"""Test AUC of hot batches compared with ordinary batches, on Globo's first days and on the synthetic Criteo shape.
+"""Test AUC of hot batches compared with ordinary batches, on Globo's first days and on the
+synthetic Criteo shape.
 
-Only the order of samples can cost quality, so all tables are float32 in DRAM except in the last two rows. `calibrate`
-chooses hot rows for a share of the bytes. The orders are the two of ``hot.batches`` and two naive ones: all hot batches
-of an epoch first, or all mixed batches first. The last two rows use int8 rows and a cache, without hot rows and with
-hot rows that are never evicted, in ordinary batches. Whole runs have paired seeds; nothing is timed.
+Only the order of samples can cost quality, so all tables are float32 in DRAM except in the last two
+rows. `calibrate` chooses hot rows for a share of the bytes. The orders are the two of
+``hot.batches`` and two naive ones: all hot batches of an epoch first, or all mixed batches first.
+The last two rows use int8 rows and a cache, without hot rows and with hot rows that are never
+evicted, in ordinary batches. Whole runs have paired seeds; nothing is timed.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ INT8 = {"precision": "int8", "state": "bf16", "lookahead": 0, "cache": {"fractio
 
 
 class OneKindFirst(HotLoader):
-    """A loader with all hot batches of an epoch first, or last; it reads the data of an epoch twice."""
+    """A loader with all hot batches of an epoch first, or last; it reads the data of an epoch
+    twice.
+    """
 
     hot_first = True
 
@@ -90,7 +94,8 @@ class OrderedTrainer(Trainer):
     """Trainer that trains the same samples in one of `ORDERS`."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, order: str, share: float) -> None:
-        self._order, self._bytes_share = order, share
+        self._order = order
+        self._bytes_share = share
         super().__init__(recipe, dataset)
 
     def build(self) -> Run:
@@ -112,7 +117,9 @@ class OrderedTrainer(Trainer):
 
 
 def globo(folder: Path, quick: bool) -> Recipe:
-    """Prepare the first days of some users of the click log; the last two days are validation and test."""
+    """Prepare the first days of some users of the click log; the last two days are validation and
+    test.
+    """
     recipe = shipped("globo", "auto")
     source = recipe.data.source
     assert isinstance(source, ClicksConfig)
@@ -123,7 +130,9 @@ def globo(folder: Path, quick: bool) -> Recipe:
     data = replace(recipe.data, source=replace(source, paths=(str(path),)), path=str(folder / "globo"))
     recipe = replace(recipe, data=data)
     steps = -(-prepare(data, name="globo").samples("train") // BATCH)
-    values: dict[str, Any] = {f"train.{part}.schedule.total_steps": steps for part in ("dense", "embedding")}
+    values: dict[str, Any] = {
+        f"train.{part}.schedule.total_steps": steps for part in ("dense", "embedding")
+    }
     values["train.batch_size"] = BATCH
     return Recipe.from_dict(with_values(recipe.to_dict(), values))
 
@@ -131,8 +140,13 @@ def globo(folder: Path, quick: bool) -> Recipe:
 def synthetic(folder: Path, quick: bool) -> Recipe:
     """Prepare the Criteo shape, with a validation split."""
     samples, cap = (100_000, 50_000) if quick else (1_000_000, 400_000)
-    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
-    vocabulary, split = VocabularyConfig(min_count=1, tail_buckets=16), SplitConfig(by="fraction", valid=0.1, test=0.2)
+    source = SyntheticConfig(
+        samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7
+    )
+    vocabulary, split = (
+        VocabularyConfig(min_count=1, tail_buckets=16),
+        SplitConfig(by="fraction", valid=0.1, test=0.2),
+    )
     data = PrepareConfig(source=source, path=str(folder / "synthetic"), vocabulary=vocabulary, split=split)
     prepare(data, name="synthetic")
     demo = Recipe.load(Path(__file__).parents[1] / "src" / "stratarec" / "recipes" / "demo.yaml")
@@ -151,7 +165,9 @@ def measure(name: str, recipe: Recipe, kind: str, seed: int) -> dict[str, Any]:
     return {"auc": test["auc"], "log_loss": test["log_loss"], "hot_inputs": hot}
 
 
-def quality(name: str, recipe: Recipe, kinds: Sequence[str], seeds: Sequence[int], pool: Executor) -> list[Line]:
+def quality(
+    name: str, recipe: Recipe, kinds: Sequence[str], seeds: Sequence[int], pool: Executor
+) -> list[Line]:
     """Start the runs of all kinds; AUC differences are relative to the first kind."""
     runs = {kind: [pool.submit(measure, name, recipe, kind, seed) for seed in seeds] for kind in kinds}
 
@@ -160,7 +176,13 @@ def quality(name: str, recipe: Recipe, kinds: Sequence[str], seeds: Sequence[int
         first = mean(each.result()["auc"] for each in runs[kinds[0]])
         means = {key: mean(result[key] for result in results) for key in results[0]}
         by_seed = [result["auc"] for result in results]
-        return {"data": name, "kind": kind, **means, "auc_delta": means["auc"] - first, "auc_by_seed": by_seed}
+        return {
+            "data": name,
+            "kind": kind,
+            **means,
+            "auc_delta": means["auc"] - first,
+            "auc_by_seed": by_seed,
+        }
 
     return [partial(line, kind) for kind in kinds]
 
@@ -186,7 +208,9 @@ def run(quick: bool) -> dict[str, Any]:
             ]
             lines += quality("synthetic", recipes["synthetic"], ("int8", "int8_hot_rows"), seeds, pool)
             rows = [line() for line in lines]
-    deltas = {f"{row['kind']}_{row['data']}": row["auc_delta"] for row in rows if row["kind"] not in REFERENCES}
+    deltas = {
+        f"{row['kind']}_{row['data']}": row["auc_delta"] for row in rows if row["kind"] not in REFERENCES
+    }
     own = [delta for kind, delta in deltas.items() if kind.startswith("proportional")]
     return {
         "config": {
@@ -196,6 +220,9 @@ def run(quick: bool) -> dict[str, Any]:
             "globo_users": f"one in {USERS}",
             "int8": INT8,
         },
-        "metrics": {"auc_delta_hot": min(own), **{f"auc_delta_{kind}": delta for kind, delta in deltas.items()}},
+        "metrics": {
+            "auc_delta_hot": min(own),
+            **{f"auc_delta_{kind}": delta for kind, delta in deltas.items()},
+        },
         "samples": {"rows": rows},
     }

@@ -1,12 +1,14 @@
-"""Hot rows and hot batches in one process: hot shares by budget, and the speed of tables larger than DRAM.
+"""Hot rows and hot batches in one process: hot shares by budget, and the speed of tables larger
+than DRAM.
 
-Shares: rows are chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad). The benchmark reports the share
-of lookups that use them, and the share of inputs that need only them, estimated and counted, also for rows chosen by
-lookups per byte. With ``--data`` it measures a prepared data set, and how many of 100 intervals contain the count.
+Shares: rows are chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad). The benchmark
+reports the share of lookups that use them, and the share of inputs that need only them, estimated
+and counted, also for rows chosen by lookups per byte. With ``--data`` it measures a prepared data
+set, and how many of 100 intervals contain the count.
 
-Speed: as in `tiers`, the same tables in an SSD store within 1/8 and 1/37 of their float32 bytes: as planned, and
-with a part of the same budget for hot rows, with and without hot batches. Steps are averaged over stretches that
-contain hot and mixed batches in proportion.
+Speed: as in `tiers`, the same tables in an SSD store within 1/8 and 1/37 of their float32 bytes: as
+planned, and with a part of the same budget for hot rows, with and without hot batches. Steps are
+averaged over stretches that contain hot and mixed batches in proportion.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
 
 
 def interval_coverage(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
-    """Count how many intervals of hot inputs, each from another sample of inputs, contain the counted share."""
+    """Count how many intervals of hot inputs, each from another sample of inputs, contain the
+    counted share.
+    """
     row_bytes = row_bytes_of(dataset, SHARES_WIDTH, OPTIMIZER)
     parts = parts_of(dataset, row_bytes)
     budget, samples = int(share * sum(part.nbytes for part in parts)), dataset.samples("train")
@@ -86,9 +90,7 @@ def interval_coverage(dataset: Dataset, share: float, trials: int) -> dict[str, 
     return {"trials": trials, "inside": inside}
 
 
-def side(
-    dataset: Dataset, times: int, lookahead: int, hot: HotConfig, *, path: Path, batch: int
-) -> Side:  # fmt: skip
+def side(dataset: Dataset, times: int, lookahead: int, hot: HotConfig, *, path: Path, batch: int) -> Side:
     """Build the model within a `times`-th of the float32 bytes."""
     config = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     tables = build_tables(config, dataset.schema, dataset.table_rows())
@@ -130,7 +132,9 @@ def speeds(dataset: Dataset, folder: Path, batch: int, rounds: int, stretch: int
         if name != "dram":
             fill(each)
     seconds = take_turns(pair, rounds, stretch, warmup=2 * stretch + 10)
-    rows = [_row_of(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()]
+    rows = [
+        _row_of(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()
+    ]
     for row in rows[1:]:
         check_budget(row, float32_bytes(dataset) / int(row["tables"].split("x")[0]))
     for each in pair.values():
@@ -175,7 +179,9 @@ def run(quick: bool, data: Path | None = None, rows: int | None = None) -> dict[
     if rows is not None:
         samples, cap, batch = min(samples, 2 * rows), min(cap, rows), min(batch, SMALL_BATCH)
     # The log stays on disk, because generating it takes longer than the measurement.
-    dataset = Dataset.open(criteo_shape(ROOT / "data" / "benchmarks" / f"criteo-{samples}-{cap}", samples, cap).path)
+    dataset = Dataset.open(
+        criteo_shape(ROOT / "data" / "benchmarks" / f"criteo-{samples}-{cap}", samples, cap).path
+    )
     hot_shares = shares(dataset)
     with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
         measured = speeds(dataset, Path(folder), batch, *((4, 8) if quick else (8, 25)))

@@ -1,9 +1,10 @@
-"""Training next to busy processes, and under a quota of processor time: DCN V2, batches of 256, on two processors.
+"""Training next to busy processes, and under a quota of processor time: DCN V2, batches of 256, on
+two processors.
 
 This library chooses how threads wait by itself. It is compared with plain torch with default
-threads, and with torch at the best number of threads for each situation, which a user would have to search. Torch uses
-the same network and one `nn.Embedding` with sparse gradients. Each contender is a process,
-`python -m benchmarks.neighbours`, that trains on request; the contenders alternate.
+threads, and with torch at the best number of threads for each situation, which a user would have to
+search. Torch uses the same network and one `nn.Embedding` with sparse gradients. Each contender is
+a process, `python -m benchmarks.neighbours`, that trains on request; the contenders alternate.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ from stratarec.training.trainer import Trainer
 BATCH, PROCESSORS = 256, 2
 NEIGHBOURS = (1, 2, 4)
 QUOTAS = (1.0, 1.5)
-TARGETS = {**{f"fair_share_{count}": 0.8 for count in NEIGHBOURS}, "quota_share_10": 0.9, "quota_share_15": 0.9}
+TARGETS = {
+    **{f"fair_share_{count}": 0.8 for count in NEIGHBOURS},
+    "quota_share_10": 0.9,
+    "quota_share_15": 0.9,
+}
 _PERIOD = 0.1
 _GROUP = "stratarec-neighbours"
 
@@ -86,15 +91,21 @@ class Plain:
 class Orders(SilentProgress):
     """Progress that waits for orders between steps.
 
-    An order is a number of seconds to train; the answer is the throughput of that time in samples per second.
+    An order is a number of seconds to train; the answer is the throughput of that time in samples
+    per second.
     """
 
     def __init__(self, orders: IO[str], answers: IO[str]) -> None:
-        self._orders, self._answers = orders, answers
-        self._until, self._began, self._steps = -math.inf, 0.0, 0
+        self._orders = orders
+        self._answers = answers
+        self._until = -math.inf
+        self._began = 0.0
+        self._steps = 0
 
     def advance(self, amount: int, note: str = "") -> None:
-        """Count a step; when the time of an order has passed, answer it and wait for the next order."""
+        """Count a step; when the time of an order has passed, answer it and wait for the next
+        order.
+        """
         self._steps += 1
         now = time.perf_counter()
         if now < self._until:
@@ -104,7 +115,8 @@ class Orders(SilentProgress):
         line = self._orders.readline()
         if not line:
             os._exit(0)
-        self._began, self._steps = time.perf_counter(), 0
+        self._began = time.perf_counter()
+        self._steps = 0
         self._until = self._began + float(line)
 
     def say(self, message: str) -> None:
@@ -169,13 +181,16 @@ class Child:
 class Quota:
     """A limit on the processor time of some processes, as a number of processors.
 
-    It is a control group. If none can be created, a thread stops and resumes the processes in periods of 100 ms.
+    It is a control group. If none can be created, a thread stops and resumes the processes in
+    periods of 100 ms.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
         self.folder = _create_group(share)
-        self.kind = "paused" if self.folder is None else "v2" if (self.folder / "cpu.max").exists() else "v1"
+        self.kind = (
+            "paused" if self.folder is None else "v2" if (self.folder / "cpu.max").exists() else "v1"
+        )
         self._pids: list[int] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._pause, daemon=True)
@@ -192,7 +207,9 @@ class Quota:
         self._pids.append(child.process.pid)
 
     def _pause(self) -> None:
-        """Stop and resume all processes by the clock, because their processor time is known only to 10 ms."""
+        """Stop and resume all processes by the clock, because their processor time is known only to
+        10 ms.
+        """
         while not self._end.is_set():
             for number, seconds in (
                 (signal.SIGCONT, self._share / PROCESSORS),
@@ -213,7 +230,10 @@ class Quota:
 def _create_group(share: float) -> Path | None:
     for top, limits in (
         ("/sys/fs/cgroup", {"cpu.max": f"{int(share * 100_000)} 100000"}),
-        ("/sys/fs/cgroup/cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": f"{int(share * 100_000)}"}),
+        (
+            "/sys/fs/cgroup/cpu",
+            {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": f"{int(share * 100_000)}"},
+        ),
     ):
         folder = Path(top) / _GROUP
         with suppress(OSError):
@@ -243,7 +263,9 @@ def busy(count: int) -> Iterator[None]:
             child.wait()
 
 
-def alternate(children: Mapping[str, Child], *, settle: float, rounds: int, seconds: float) -> dict[str, float]:
+def alternate(
+    children: Mapping[str, Child], *, settle: float, rounds: int, seconds: float
+) -> dict[str, float]:
     """Return the median samples per second of each child, in alternation.
 
     StrataRec trains for `settle` seconds before the measurement.
@@ -258,10 +280,15 @@ def alternate(children: Mapping[str, Child], *, settle: float, rounds: int, seco
 
 
 def gate(folder: Path, samples: int) -> None:
-    """Check that plain torch gives the same logits, and that runs are bitwise equal however threads wait."""
+    """Check that plain torch gives the same logits, and that runs are bitwise equal however threads
+    wait.
+    """
     dataset = prepare(recipe(folder, "gate", samples).data)
     batch = next(iter(Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).batches(0)))
-    plain, ours = Plain(dataset), build_model(DCNv2Config(initial_logit="zero"), dataset.schema, dataset.table_rows())
+    plain, ours = (
+        Plain(dataset),
+        build_model(DCNv2Config(initial_logit="zero"), dataset.schema, dataset.table_rows()),
+    )
     plain.network.load_state_dict(ours.network.score.state_dict())
     rows = [ours.embeddings.table(feature.vocabulary)["weight"] for feature in dataset.schema.sparse]
     with torch.no_grad():
@@ -279,7 +306,9 @@ def gate(folder: Path, samples: int) -> None:
 
 
 def contenders(stack: ExitStack, folder: Path, name: str, first: str) -> dict[str, Child]:
-    """Start StrataRec, torch with default threads, and torch with each smaller number of threads."""
+    """Start StrataRec, torch with default threads, and torch with each smaller number of
+    threads.
+    """
     children = {"ours": Child("ours", folder, first, name=name), "torch": Child("torch", folder, first)}
     for threads in range(1, PROCESSORS):
         children[f"torch {threads}"] = Child("torch", folder, first, threads=threads)
@@ -294,7 +323,12 @@ def _pin_command(processors: Sequence[int]) -> str:
 
 def _row(situation: str, speeds: Mapping[str, float]) -> dict[str, Any]:
     others = [speed for name, speed in speeds.items() if name.startswith("torch")]
-    return {"situation": situation, "ours": speeds["ours"], "torch": speeds["torch"], "torch_best": max(others)}
+    return {
+        "situation": situation,
+        "ours": speeds["ours"],
+        "torch": speeds["torch"],
+        "torch_best": max(others),
+    }
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -339,12 +373,16 @@ def run(quick: bool) -> dict[str, Any]:
                 metrics[f"quota_share_{round(10 * share)}{suffix}"] = row[f"{name}_share"]
     return {
         "config": {
-            "batch": BATCH, "model": "dcnv2", "samples": samples, "quotas_by": sorted(kinds), "timing": timing,
+            "batch": BATCH,
+            "model": "dcnv2",
+            "samples": samples,
+            "quotas_by": sorted(kinds),
+            "timing": timing,
             "targets": TARGETS,
         },
         "metrics": {**metrics, "ratio_torch_alone": quiet["ours"] / quiet["torch"]},
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,7 +17,9 @@ from stratarec.embedding.config import EmbeddingBagConfig
 def fused_collection(
     tables: list[EmbeddingBagConfig], *, rate: float, eps: float, initial: Mapping[str, Tensor]
 ) -> Any:
-    """Build TorchRec's `FusedEmbeddingBagCollection` (FBGEMM with exact row-wise Adagrad) with the given weights."""
+    """Build TorchRec's `FusedEmbeddingBagCollection` (FBGEMM with exact row-wise Adagrad) with the
+    given weights.
+    """
     fused = import_peer("torchrec.modules.fused_embedding_modules")
     optimizers = import_peer("torchrec.optim.rowwise_adagrad")
     collection = fused.FusedEmbeddingBagCollection(

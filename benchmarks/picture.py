@@ -1,4 +1,6 @@
-"""Figures of the README and the documentation: ratios as bars, and curves, from the result files."""
+"""Figures of the README and the documentation: ratios as bars, and curves, from the result
+files.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,16 @@ def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
 
 
 def write_curves(
-    path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[float, float, float]]]]]],
-    across: str, up: str, level: float | None = None, *, up_by_log: bool = False,
-) -> None:  # fmt: skip
-    """Draw a panel for each title, with named curves of points (x, y, half the height of the error bar).
+    path: Path,
+    panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[float, float, float]]]]]],
+    across: str,
+    up: str,
+    level: float | None = None,
+    *,
+    up_by_log: bool = False,
+) -> None:
+    """Draw a panel for each title, with named curves of points (x, y, half the height of the error
+    bar).
 
     The x axis is logarithmic, and also the y axis if `up_by_log`. Equal points give equal bytes.
     """
@@ -51,10 +59,20 @@ def write_curves(
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec", "font.family": "sans-serif"}):
         figure = Figure(figsize=(max(3.1 * len(panels), 5), 2.9), layout="constrained")
-        for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for axes, (title, curves) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
             for name, points in curves:
                 x, y, error = zip(*points, strict=True)
-                axes.errorbar(x, y, yerr=error if any(error) else None, marker="o", markersize=4, capsize=2, label=name)
+                axes.errorbar(
+                    x,
+                    y,
+                    yerr=error if any(error) else None,
+                    marker="o",
+                    markersize=4,
+                    capsize=2,
+                    label=name,
+                )
             if level is not None:
                 axes.axhline(level, color="#444444", linewidth=1)
             axes.set_xscale("log", base=2)

@@ -1,7 +1,8 @@
-"""FBGEMM with its default memory settings, in a child process: no huge pages, and malloc's default thresholds.
+"""FBGEMM with its default memory settings, in a child process: no huge pages, and malloc's default
+thresholds.
 
-A process fixes these settings at its first allocation, so they cannot change inside the benchmark. The child keeps its
-tables and batches, runs one step per request, and answers with the seconds.
+A process fixes these settings at its first allocation, so they cannot change inside the benchmark.
+The child keeps its tables and batches, runs one step per request, and answers with the seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class PlainPeer:
 
 
 def serve(orders: IO[str], answers: IO[str]) -> None:
-    """Read a shape, answer with the fastest number of threads, then run one step per line and answer its seconds."""
+    """Read a shape, answer with the fastest number of threads, then run one step per line and
+    answer its seconds.
+    """
     order: dict[str, Any] = json.loads(orders.readline())
     shape = Shape(**order["shape"])
     peer = build_fbgemm(shape)

@@ -1,9 +1,10 @@
 """Predictions of `stratarec plan` compared with measured training, for twelve recipes.
 
-The recipes differ in models, batches, widths, budgets, homes, codecs and repeating sessions; the planner measures its
-constants on none of these shapes. Each recipe is planned, then trained by `Trainer` as by `stratarec train`. The
-results list predicted and measured seconds of a step and of its parts, bytes of each memory, and cache misses. Where
-the plan predicts an upper bound, fewer bytes are no error.
+The recipes differ in models, batches, widths, budgets, homes, codecs and repeating sessions; the
+planner measures its constants on none of these shapes. Each recipe is planned, then trained by
+`Trainer` as by `stratarec train`. The results list predicted and measured seconds of a step and of
+its parts, bytes of each memory, and cache misses. Where the plan predicts an upper bound, fewer
+bytes are no error.
 """
 
 from __future__ import annotations
@@ -94,12 +95,18 @@ _SESSIONS = {"log": 1.0, "sessions": 12.0}
 
 
 def data(folder: Path, name: str, samples: int, cap: int) -> PrepareConfig:
-    """Return the configuration of a log of Criteo's shape, with single samples or repeating sessions."""
-    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=_SESSIONS[name], seed=7)
+    """Return the configuration of a log of Criteo's shape, with single samples or repeating
+    sessions.
+    """
+    source = SyntheticConfig(
+        samples=samples, scale=1.0, max_rows=cap, session_length=_SESSIONS[name], seed=7
+    )
     return PrepareConfig(
-        source=source, path=str(folder / name), vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
+        source=source,
+        path=str(folder / name),
+        vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
         split=SplitConfig(by="fraction", valid=0.0, test=0.0),
-    )  # fmt: skip
+    )
 
 
 def recipe_of(name: str, config: PrepareConfig, folder: Path) -> Recipe:
@@ -128,11 +135,14 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     recipe = replace(recipe, train=replace(recipe.train, max_steps=max(CELLS[name].steps // shorter, 20)))
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     batch = recipe.train.batch_size
-    plan = make_hot_plan(tables, dataset, recipe.train.embedding, recipe.memory, recipe.hot, batch_size=batch)
+    plan = make_hot_plan(
+        tables, dataset, recipe.train.embedding, recipe.memory, recipe.hot, batch_size=batch
+    )
     planned = forecast_step(recipe, dataset, plan)
     trainer = Trainer(recipe, dataset, plan=plan)
     result = trainer.train()
-    # The machine's speed changes by a fifth within minutes, so average the plans before and after training.
+    # The machine's speed changes by a fifth within minutes, so average the plans before and after
+    # training.
     later = forecast_step(recipe, dataset, plan)
     planned_step, drift = (planned.total + later.total) / 2, later.network / planned.network
     took = MeasuredStep.of(asdict(trainer.state))
@@ -142,14 +152,17 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     caches = {each["table"]: each for each in result["caches"]}
     cached = [placed for placed in plan.tables if placed.table in caches]
     planned_hits = _hits([(placed.distinct, placed.misses) for placed in cached])
-    measured_hits = _hits([(caches[placed.table]["distinct"], caches[placed.table]["missed"]) for placed in cached])
+    measured_hits = _hits(
+        [(caches[placed.table]["distinct"], caches[placed.table]["missed"]) for placed in cached]
+    )
     row = {
         "cell": name, "batch": batch, "steps": recipe.train.max_steps, "cached": len(cached),
         "step_ms": 1e3 * took.seconds, "planned_step_ms": 1e3 * planned_step,
         "tables_ms": 1e3 * compute, "planned_tables_ms": 1e3 * planned.tables.compute,
         "bring_in_ms": 1e3 * parts["fetching rows into level 0"],
         "planned_bring_in_ms": 1e3 * (planned.tables.staging + planned.tables.device),
-        "network_ms": 1e3 * (parts["network, forward"] + parts["network, backward"] + parts["updating the network"]),
+        "network_ms": 1e3 * (parts["network, forward"] + parts["network, backward"] + parts["updating the "
+                                                                                            "network"]),
         "planned_network_ms": 1e3 * planned.network,
         "wait_ms": 1e3 * took.wait.seconds,
         "reading_ms": 1e3 * parts["reading batches"], "drift": drift,
@@ -157,7 +170,9 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
         "time_error": planned_step / took.seconds - 1,
         "bytes_error": max(map(_bytes_error, result["memory"]), default=0.0),
     }  # fmt: skip
-    fields = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+    fields = (
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items()
+    )
     print(" ".join(fields), file=sys.stderr, flush=True)
     return row
 
@@ -169,10 +184,11 @@ def _hits(tables: Sequence[tuple[float, float]]) -> float:
 
 
 def _bytes_error(memory: Mapping[str, Any]) -> float:
-    """Return the relative error of the predicted bytes of a memory; fewer bytes than an upper bound are no error.
+    """Return the relative error of the predicted bytes of a memory; fewer bytes than an upper bound
+    are no error.
 
-    A log contains no row that was never written, and a few hundred steps write few rows, so all bytes predicted for a
-    device are an upper bound.
+    A log contains no row that was never written, and a few hundred steps write few rows, so all
+    bytes predicted for a device are an upper bound.
     """
     least = 0 if memory["memory"] == "block" else memory["predicted"] - memory["reserve"]
     nearest = min(max(memory["used"], least), memory["predicted"])
@@ -197,8 +213,10 @@ def run(quick: bool) -> dict[str, Any]:
         "metrics": {
             "share_time_within_15": sum(each <= TIME for each in times) / len(rows),
             "share_bytes_within_5": sum(each <= BYTES for each in sizes) / len(rows),
-            "time_error_worst": max(times), "time_error_median": median(times),
-            "bytes_error_worst": max(sizes), "hit_rate_error_worst": max(hits),
+            "time_error_worst": max(times),
+            "time_error_median": median(times),
+            "bytes_error_worst": max(sizes),
+            "hit_rate_error_worst": max(hits),
         },
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }

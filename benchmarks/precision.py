@@ -1,8 +1,8 @@
 """Low-precision homes with a float32 cache: bytes and speed compared with float32.
 
-Bytes: a child process builds the tables, writes every row, fills the cache, and compares the bytes that the collection
-reports with the growth of the process. Speed: the embedding step against FBGEMM's float32, and whole training steps
-against float32 of this library, in alternation.
+Bytes: a child process builds the tables, writes every row, fills the cache, and compares the bytes
+that the collection reports with the growth of the process. Speed: the embedding step against
+FBGEMM's float32, and whole training steps against float32 of this library, in alternation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 CODECS = {kind: CodecConfig(kind=kind, state="bf16") for kind in SHARES}
-# Smaller tables stay whole in float32, because their cache could not hold the rows of the batches in flight.
+# Smaller tables stay whole in float32, because their cache could not hold the rows of the batches
+# in flight.
 _LEAST_ROWS = 50_000
 _GIB = 1 << 30
 
@@ -40,7 +41,9 @@ def tiers_of(tables: Sequence[EmbeddingBagConfig], kind: str, share: float) -> T
     large = [table for table in tables if table.num_embeddings >= _LEAST_ROWS]
     return TierConfig(
         tables={
-            table.name: TableTier(codec=CODECS[kind], cache_rows=max(int(table.num_embeddings * share), 16_384))
+            table.name: TableTier(
+                codec=CODECS[kind], cache_rows=max(int(table.num_embeddings * share), 16_384)
+            )
             for table in large
         }
     )
@@ -53,7 +56,8 @@ def bytes_cell(kind: str, width: int, float32_bytes: int) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if abs(row["resident_over_stated"] - 1) > 0.05:
         raise AssertionError(
-            f"the process grew by {row['resident_over_stated']:.3f} of the reported bytes; expected 0.95 to 1.05"
+            f"the process grew by {row['resident_over_stated']:.3f} of the reported "
+            "bytes; expected 0.95 to 1.05"
         )
     return row
 
@@ -89,7 +93,9 @@ def _filled(kind: str, width: int, rows: int, share: float) -> TieredEmbeddingBa
     """Return a table whose rows have all been trained, with a full cache."""
     table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=width, feature_names=("f",))
     tiers = TierConfig(tables={"t": TableTier(codec=CODECS[kind], cache_rows=int(rows * share))})
-    collection = TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(learning_rate=RATE), tiers=tiers)
+    collection = TieredEmbeddingBagCollection(
+        [table], optimizer=RowOptimizerConfig(learning_rate=RATE), tiers=tiers
+    )
     batch = min(8192, int(rows * share) // 2)
     # Looking up as many rows again evicts the rows that filled the cache last.
     for first in (*range(0, rows, batch), *range(0, int(1.5 * rows * share), batch)):
@@ -104,7 +110,9 @@ def _look_up(collection: TieredEmbeddingBagCollection, first: int, last: int) ->
 
 
 def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, Any]:
-    """Time the embedding step: int8 with a cache of 5 %, FBGEMM's float32, and float32 of this library."""
+    """Time the embedding step: int8 with a cache of 5 %, FBGEMM's float32, and float32 of this
+    library.
+    """
     sizes = [min(rows, cap) for rows in CRITEO_ROWS]
     pair = Contenders(Shape(sizes=sizes, width=width, batch=batch), batches=64)
     tiered = TieredEmbeddingBagCollection(
@@ -114,7 +122,9 @@ def embedding_cell(width: int, batch: int, rounds: int, cap: int) -> dict[str, A
     )
 
     def step_int8(step: int) -> None:
-        jagged = KeyedJagged(keys=pair.keys, values=pair.batches[step % 64][0], offsets=None, batch_size=batch)
+        jagged = KeyedJagged(
+            keys=pair.keys, values=pair.batches[step % 64][0], offsets=None, batch_size=batch
+        )
         tiered(jagged).pooled.backward(pair.gradient)
 
     for step in range(64):
@@ -141,7 +151,10 @@ def train_cell(dataset: Dataset, rounds: int, stretch: int) -> dict[str, Any]:
     for side in pair.values():
         side.close()
     medians = {name: 1e3 * median(values) for name, values in seconds.items()}
-    return {**{f"{name}_ms": value for name, value in medians.items()}, "ratio_fp32": medians["fp32"] / medians["int8"]}
+    return {
+        **{f"{name}_ms": value for name, value in medians.items()},
+        "ratio_fp32": medians["fp32"] / medians["int8"],
+    }
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -151,7 +164,9 @@ def run(quick: bool) -> dict[str, Any]:
     rounds, cap = (6, 100_000) if quick else (25, 1_000_000)
     cells = [embedding_cell(64, batch, rounds, cap) for batch in (2048, 16384)]
     with tempfile.TemporaryDirectory() as folder:
-        dataset = Dataset.open(criteo_shape(Path(folder) / "data", 200_000 if quick else 1_000_000, cap).path)
+        dataset = Dataset.open(
+            criteo_shape(Path(folder) / "data", 200_000 if quick else 1_000_000, cap).path
+        )
         speed = train_cell(dataset, rounds=4 if quick else 20, stretch=5 if quick else 10)
     return {
         "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "float32_bytes": size},

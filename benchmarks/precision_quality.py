@@ -1,7 +1,7 @@
 """Test AUC of low-precision tables compared with float32: whole runs, paired seeds, both roundings.
 
-This benchmark uses the synthetic Criteo shape, `precision_quality_globo` a click log. Nothing is timed, so other work
-on the machine does not matter.
+This benchmark uses the synthetic Criteo shape, `precision_quality_globo` a click log. Nothing is
+timed, so other work on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -38,25 +38,36 @@ def quality(
     for kind, share in SHARES.items():
         for rounding in ("stochastic", "nearest"):
             memory = [
-                f"memory.precision={kind}", f"memory.rounding={rounding}", f"memory.cache.fraction={share}",
+                f"memory.precision={kind}",
+                f"memory.rounding={rounding}",
+                f"memory.cache.fraction={share}",
                 "memory.state=bf16",
-            ]  # fmt: skip
+            ]
             kinds.append((kind, rounding, memory))
     rows = []
     for kind, rounding, memory in kinds:
         aucs, losses, cached = [], [], 0.0
         for seed in seeds:
             with tempfile.TemporaryDirectory() as run:
-                loaded = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
+                loaded = Recipe.load(
+                    recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"]
+                )
                 trainer = Trainer(replace(loaded, data=data), Dataset.open(data.path))
                 result = trainer.train()
             aucs.append(result["test"]["auc"])
             losses.append(result["test"]["log_loss"])
             cached = _cached_share(trainer.parts.plan)
-        rows.append({
-            "data": name, "kind": kind, "rounding": rounding, "auc": mean(aucs), "log_loss": mean(losses),
-            "auc_by_seed": aucs, "cache_share": cached,
-        })  # fmt: skip
+        rows.append(
+            {
+                "data": name,
+                "kind": kind,
+                "rounding": rounding,
+                "auc": mean(aucs),
+                "log_loss": mean(losses),
+                "auc_by_seed": aucs,
+                "cache_share": cached,
+            }
+        )
         print(f"{name} {kind} {rounding}: AUC {mean(aucs):.5f}", file=sys.stderr, flush=True)
     for row in rows:
         row["auc_delta"] = row["auc"] - rows[0]["auc"]
@@ -64,7 +75,9 @@ def quality(
 
 
 def _cached_share(plan: Plan | None) -> float:
-    """Return the number of slots over the number of rows, for tables that are not stored whole in level 0."""
+    """Return the number of slots over the number of rows, for tables that are not stored whole in
+    level 0.
+    """
     if plan is None:
         return 1.0
     tiered = [placed for placed in plan.tables if placed.tier != "level0"]
@@ -73,7 +86,9 @@ def _cached_share(plan: Plan | None) -> float:
 
 def criteo_shape(folder: Path, samples: int, cap: int) -> PrepareConfig:
     """Prepare a log of the Criteo shape."""
-    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
+    source = SyntheticConfig(
+        samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7
+    )
     vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
     split = SplitConfig(by="fraction", valid=0.0, test=0.2)
     config = PrepareConfig(source=source, path=str(folder), vocabulary=vocabulary, split=split)
@@ -92,7 +107,9 @@ def run(quick: bool) -> dict[str, Any]:
     seeds = (1,) if quick else (1, 2, 3)
     with tempfile.TemporaryDirectory() as folder:
         shape = (200_000, 100_000) if quick else (2_500_000, 1_000_000)
-        rows = quality("synthetic", criteo_shape(Path(folder) / "data", *shape), RECIPES / "demo.yaml", [], seeds)
+        rows = quality(
+            "synthetic", criteo_shape(Path(folder) / "data", *shape), RECIPES / "demo.yaml", [], seeds
+        )
     return as_result(rows, seeds)
 
 

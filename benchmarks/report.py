@@ -43,7 +43,9 @@ MATTER = (
     ("Transformer over histories, speed with deduplication over without",
      "dedup_train", "ratio_transformer", "{:.2f}"),
 )  # fmt: skip
-"""Figures of the README: text (which may name the processor), benchmark, metric and number format."""
+"""Figures of the README: text (which may name the processor), benchmark, metric and number
+format.
+"""
 _OLDER = "\\*"
 GPU_BENCHMARKS = {
     "gpu_embedding": "tools.gpu.kernels",
@@ -81,12 +83,15 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as a table: names first, then figures. Values that are the same in all rows are printed above it.
+    """Print rows as a table: names first, then figures. Values that are the same in all rows are
+    printed above it.
 
     Rows may lack values. Values with parts, such as evaluations, are only in the file.
     """
     names = list(dict.fromkeys(name for row in rows for name in row if not _has_parts(row[name])))
-    same = [name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)]
+    same = [
+        name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)
+    ]
     columns = [name for name in names if name not in same]
     keys = [name for name in columns if all(isinstance(row.get(name), str | int) for row in rows)]
     columns = [*keys, *(name for name in columns if name not in keys)]
@@ -100,7 +105,9 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _has_parts(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    )
 
 
 def _cell(value: Any) -> str:
@@ -114,8 +121,8 @@ def _cell(value: Any) -> str:
 def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> None:
     """Replace the text between the markers of both documents, and draw the figures.
 
-    The README gets the figures of `MATTER`, the page of benchmarks every metric of the result files. The picture shows
-    the figures of `MATTER` that are ratios.
+    The README gets the figures of `MATTER`, the page of benchmarks every metric of the result
+    files. The picture shows the figures of `MATTER` that are ratios.
     """
     results_read = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
     # A benchmark may have several files, if its contenders ran separately.
@@ -144,11 +151,15 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     note = f"{_OLDER} measured with an earlier version of the code"
     _replace_figures(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [
-        (text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith(("auc", "mean_rank"))
+        (text, metrics[name][metric])
+        for text, name, metric, _ in matter
+        if not metric.startswith(("auc", "mean_rank"))
     ]
     write_picture(picture, ratios)
     rows_of = {
-        result["benchmark"]: result.get("samples", {}).get("rows", []) for result in results_read if not result["quick"]
+        result["benchmark"]: result.get("samples", {}).get("rows", [])
+        for result in results_read
+        if not result["quick"]
     }
     _draw_figures(rows_of, picture)
     for result in results_read:
@@ -156,12 +167,15 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
             _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
-        f"| {name} | `{key}` | {value:.4g} | {_target_text(value, targets[name].get(key), limits[name].get(key))} |"
-        for name, each in metrics.items() for key, value in each.items()
-    ]  # fmt: skip
+        f"| {name} | `{key}` | {value:.4g} | "
+        f"{_target_text(value, targets[name].get(key), limits[name].get(key))} |"
+        for name, each in metrics.items()
+        for key, value in each.items()
+    ]
     note = f"Measured with earlier versions of the code: {', '.join(sorted(older))}."
     measured_on = [
-        f"- On {processor}: {', '.join(sorted(name for name in processors if processor in processors[name]))}."
+        f"- On {processor}: "
+        f"{', '.join(sorted(name for name in processors if processor in processors[name]))}."
         for processor in sorted(set[str]().union(*processors.values()))
     ]
     _replace_figures(page, [*rows, "", *measured_on, *(["", note] if older else [])])
@@ -171,7 +185,8 @@ def _draw_figures(samples: Mapping[str, list[dict[str, Any]]], picture: Path) ->
     """Draw the figures of single benchmarks."""
     if ladder := samples.get("hot_published"):
         write_picture(
-            picture.with_name("hot_ladder.svg"), [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
+            picture.with_name("hot_ladder.svg"),
+            [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder],
         )
     if towers := samples.get("tower_quality"):
         panels = []
@@ -181,8 +196,9 @@ def _draw_figures(samples: Mapping[str, list[dict[str, Any]]], picture: Path) ->
             for model in dict.fromkeys(row["model"] for row in mine):
                 points = [
                     (row["bytes_a_sample"], row["delta"], row.get("error") or 0.0)
-                    for row in mine if row["model"] == model
-                ]  # fmt: skip
+                    for row in mine
+                    if row["model"] == model
+                ]
                 curves.append((model, points))
             panels.append((data, curves))
         write_curves(
@@ -194,35 +210,62 @@ def _draw_figures(samples: Mapping[str, list[dict[str, Any]]], picture: Path) ->
         )
     if growth := samples.get("growth"):
         write_curves(
-            picture.with_name("growth.svg"), panels_of(growth), "size", "cost, relative to the least size", 1,
+            picture.with_name("growth.svg"),
+            panels_of(growth),
+            "size",
+            "cost, relative to the least size",
+            1,
             up_by_log=True,
-        )  # fmt: skip
+        )
     if counts := samples.get("host_counts"):
-        curves = [("DRAM alone", [(row["terabytes"], row["hosts_dram"], 0.0) for row in counts
-                                  if row["share_of_speed"] == 1])]  # fmt: skip
+        curves = [
+            (
+                "DRAM alone",
+                [
+                    (row["terabytes"], row["hosts_dram"], 0.0)
+                    for row in counts
+                    if row["share_of_speed"] == 1
+                ],
+            )
+        ]
         curves += [
-            (f"with SSDs, {share:g} of its speed", [
-                (row["terabytes"], row["hosts_ssd"], 0.0) for row in counts if row["share_of_speed"] == share
-            ])
+            (
+                f"with SSDs, {share:g} of its speed",
+                [
+                    (row["terabytes"], row["hosts_ssd"], 0.0)
+                    for row in counts
+                    if row["share_of_speed"] == share
+                ],
+            )
             for share in dict.fromkeys(row["share_of_speed"] for row in counts)
-        ]  # fmt: skip
+        ]
         write_curves(picture.with_name("hosts.svg"), [("", curves)], "terabytes of rows", "hosts")
 
 
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the predicted speed of towers by number of GPUs; bars are errors of the predictions in measured cells."""
+    """Draw the predicted speed of towers by number of GPUs; bars are errors of the predictions in
+    measured cells.
+    """
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
     missed = sorted(speed_errors(result["samples"]["cells"]))
     half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
     curves = [
-        (gpu, [
-            (row["gpus"], row["towers_speed"], half * row["towers_speed"])
-            for row in rows if (row["gpu"], row["wire"]) == (gpu, "fp32")
-        ])
+        (
+            gpu,
+            [
+                (row["gpus"], row["towers_speed"], half * row["towers_speed"])
+                for row in rows
+                if (row["gpu"], row["wire"]) == (gpu, "fp32")
+            ],
+        )
         for gpu in dict.fromkeys(row["gpu"] for row in rows)
-    ]  # fmt: skip
+    ]
     write_curves(
-        path, [("", curves)], "GPUs, eight a host", "speed over the flat exchange", metrics["published_speed_up_to"]
+        path,
+        [("", curves)],
+        "GPUs, eight a host",
+        "speed over the flat exchange",
+        metrics["published_speed_up_to"],
     )
 
 
@@ -233,13 +276,17 @@ def _is_of_this_code(result: dict[str, Any]) -> bool:
 
 
 def _processor(hardware: Mapping[str, Any]) -> str:
-    """Return the processor's name, and whether it has AVX-512, on which the speed of peers depends most."""
+    """Return the processor's name, and whether it has AVX-512, on which the speed of peers depends
+    most.
+    """
     name = hardware["processor"].replace("(R)", "").replace(" Processor", "")
     return f"{name} {'with' if hardware['avx512'] else 'without'} AVX-512"
 
 
 def _target_text(value: float, target: float | None, limit: float | None) -> str:
-    """Return the target of a metric (a lower bound, or the upper bound `limit`) and whether it was met."""
+    """Return the target of a metric (a lower bound, or the upper bound `limit`) and whether it was
+    met.
+    """
     if limit is not None:
         return f"at most {limit:.4g}, {'met' if value <= limit else 'missed'}"
     return "" if target is None else f"{target:.4g}, {'met' if value >= target else 'missed'}"

@@ -1,8 +1,10 @@
-"""Least time that memory bandwidth allows an embedding step: a bare kernel that moves the same cache lines.
+"""Least time that memory bandwidth allows an embedding step: a bare kernel that moves the same
+cache lines.
 
-Forward reads every line of the distinct rows of a batch once and writes the output. The update reads the gradient once,
-and reads and writes every line of the distinct rows and their state. Both read the ids. Rows are visited in ascending
-order, with the same prefetch distance, threads and arrays as the embedding step.
+Forward reads every line of the distinct rows of a batch once and writes the output. The update
+reads the gradient once, and reads and writes every line of the distinct rows and their state. Both
+read the ids. Rows are visited in ascending order, with the same prefetch distance, threads and
+arrays as the embedding step.
 """
 
 from __future__ import annotations
@@ -107,11 +109,16 @@ def _look_up(team, weights, rows, width, ids, out, streaming, checksums):
 
 @njit(nogil=True, cache=True)
 def _train(team, weights, state, rows, width, ids, gradient, nothing, checksums):
-    run_team(team, _update, (np.zeros(1, np.int64), weights, state, rows, width, ids, gradient, nothing, checksums))
+    run_team(
+        team,
+        _update,
+        (np.zeros(1, np.int64), weights, state, rows, width, ids, gradient, nothing, checksums),
+    )
 
 
 class Roof:
-    """The memory traffic of some batches, for a collection of resident tables of one width with one feature each.
+    """The memory traffic of some batches, for a collection of resident tables of one width with one
+    feature each.
 
     Parameters
     ----------
@@ -126,7 +133,8 @@ class Roof:
         self, ours: TieredEmbeddingBagCollection, batches: list[tuple[Tensor, Tensor]], gradient: Tensor
     ) -> None:
         (group,) = ours.engine.tables
-        self._width, self._gradient = group.width, gradient
+        self._width = group.width
+        self._gradient = gradient
         views = list(group.memory.views(0, group.memory.slots).values())
         self._weights, self._state = (_words(view) for view in views)
         bases, features, size = group.layout.base.tolist(), len(group.features), len(gradient)
@@ -141,17 +149,35 @@ class Roof:
 
     def step(self, number: int) -> None:
         """Read and write the memory that a step on batch `number` reads and writes."""
-        # The other contenders just used batch `number`, whose rows may be in the cache, so use a distant batch.
+        # The other contenders just used batch `number`, whose rows may be in the cache, so use a
+        # distant batch.
         rows, ids = self._batches[(number + len(self._batches) // 2) % len(self._batches)]
         gradient = _words(self._gradient)
         out = RECYCLER.empty(*self._gradient.shape)
         threads = threads_for(len(ids) // 2)
         checksums = np.zeros(threads * _LINE, dtype=np.uint32)
         streaming = gradient.nbytes >= _STREAM_BYTES
-        _look_up(team_of(threads), self._weights, rows, self._width, ids, out.view(-1).numpy(), streaming, checksums)
+        _look_up(
+            team_of(threads),
+            self._weights,
+            rows,
+            self._width,
+            ids,
+            out.view(-1).numpy(),
+            streaming,
+            checksums,
+        )
         _train(
-            team_of(threads), self._weights, self._state, rows, self._width, ids, gradient, np.uint32(0), checksums
-        )  # fmt: skip
+            team_of(threads),
+            self._weights,
+            self._state,
+            rows,
+            self._width,
+            ids,
+            gradient,
+            np.uint32(0),
+            checksums,
+        )
 
 
 def _words(tensor: Tensor) -> NDArray[np.uint32]:

@@ -1,10 +1,12 @@
-"""Scores of raw rows from an export: `stratarec.Scorer` compared with ONNX Runtime and torch on the exported program.
+"""Scores of raw rows from an export: `stratarec.Scorer` compared with ONNX Runtime and torch on the
+exported program.
 
-All contenders start from raw columns as Python lists and end with probabilities. The peers' features are computed as
-the README.txt of the export suggests: by a dictionary for each vocabulary, and NumPy arrays. Building the dictionaries
-is not timed; they take some hundred bytes per value, which is too much for vocabularies that outgrow memory, and the
-peers check no input. Each contender uses one thread, as in a service that scores several requests at once, and all
-alternate. The scorer computes the network by ONNX Runtime, as if the extra is installed; `p50_ms_1_torch` is one row
+All contenders start from raw columns as Python lists and end with probabilities. The peers'
+features are computed as the README.txt of the export suggests: by a dictionary for each vocabulary,
+and NumPy arrays. Building the dictionaries is not timed; they take some hundred bytes per value,
+which is too much for vocabularies that outgrow memory, and the peers check no input. Each contender
+uses one thread, as in a service that scores several requests at once, and all alternate. The scorer
+computes the network by ONNX Runtime, as if the extra is installed; `p50_ms_1_torch` is one row
 without it. `scaling_8` is the speed of single rows on eight threads over the speed on one.
 """
 
@@ -41,7 +43,9 @@ Network = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float3
 
 
 def make_log(path: Path, rows: int) -> pl.DataFrame:
-    """Write a log of Criteo's shape: numbers, and categories (half integers, half text) with a Zipf-like skew."""
+    """Write a log of Criteo's shape: numbers, and categories (half integers, half text) with a
+    Zipf-like skew.
+    """
     draws = np.random.default_rng(3)
     columns: dict[str, Any] = {"label": draws.integers(0, 2, rows)}
     columns |= {f"I{number}": draws.lognormal(1, 2, rows) for number in range(DENSE)}
@@ -99,7 +103,8 @@ class Plain:
     """The peers: features by dictionaries, then a network."""
 
     def __init__(self, folder: Path, manifest: ExportManifest, network: Network) -> None:
-        self._network, self._schema = network, manifest.columns
+        self._network = network
+        self._schema = manifest.columns
         self._tables = load_file(folder / TABLES)
         self._ids: dict[str, dict[Any, int]] = {}
         for name, entry in manifest.vocabularies.items():
@@ -123,7 +128,8 @@ def onnx_network(folder: Path, threads: int) -> Network:
     """Return the network in ONNX Runtime at its highest optimization level."""
     runtime = import_peer("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     session = runtime.InferenceSession(folder / "network.onnx", options, providers=["CPUExecutionProvider"])
     return lambda dense, pooled: session.run(None, {"dense": dense, "pooled": pooled})[0]
 
@@ -150,11 +156,18 @@ def gate(contenders: Mapping[str, Any], batch: Columns) -> float:
 
 
 def batches(frame: pl.DataFrame, size: int, count: int) -> list[Columns]:
-    return [frame.sample(size, with_replacement=True, seed=seed).to_dict(as_series=False) for seed in range(count)]
+    return [
+        frame.sample(size, with_replacement=True, seed=seed).to_dict(as_series=False)
+        for seed in range(count)
+    ]
 
 
-def single_rows(scorer: Scorer, without: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of a row in each kind of frame, and as a dict `without` ONNX Runtime."""
+def single_rows(
+    scorer: Scorer, without: Scorer, frame: pl.DataFrame, rounds: int
+) -> dict[str, list[float]]:
+    """Return the milliseconds of a row in each kind of frame, and as a dict `without` ONNX
+    Runtime.
+    """
     frames = [frame.sample(1, seed=seed) for seed in range(200)]
     kinds: dict[str, Sequence[Any]] = {
         "dict": [each.to_dict(as_series=False) for each in frames],
@@ -189,7 +202,10 @@ def rows_per_second(scorer: Scorer, requests: Sequence[Columns], threads: int, c
 def scaling(scorer: Scorer, frame: pl.DataFrame, threads: int, rounds: int) -> float:
     """Return the throughput of several threads over that of one, in alternation."""
     requests, calls = batches(frame, 1, 200), 200
-    runs = [[rows_per_second(scorer, requests, count, calls) for count in (1, threads)] for _ in range(rounds + 1)]
+    runs = [
+        [rows_per_second(scorer, requests, count, calls) for count in (1, threads)]
+        for _ in range(rounds + 1)
+    ]
     return median(many / one for one, many in runs[1:])
 
 
@@ -201,7 +217,10 @@ def run(quick: bool) -> dict[str, Any]:
         root = Path(folder)
         frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
         exported = make_export(root, 5 if quick else 50)
-        scorer, without = Scorer.open(exported, runtime="onnxruntime"), Scorer.open(exported, runtime="torch")
+        scorer, without = (
+            Scorer.open(exported, runtime="onnxruntime"),
+            Scorer.open(exported, runtime="torch"),
+        )
         # Use only values in the vocabularies, because the peers do not support the tail.
         for name, entry in scorer.manifest.vocabularies.items():
             known = pl.read_parquet(exported / entry.path)["value"][: entry.values]
@@ -214,7 +233,10 @@ def run(quick: bool) -> dict[str, Any]:
         difference = gate({**contenders, "without": without}, frame[:2000].to_dict(as_series=False))
         singles = single_rows(scorer, without, frame, 100 if quick else 2000)
         scale = scaling(scorer, frame, 8, 3 if quick else 25)
-        rows = [_timed(contenders, batches(frame, size, 8), size, 20 if quick else 200) for size in (1, 100, 1000)]
+        rows = [
+            _timed(contenders, batches(frame, size, 8), size, 20 if quick else 200)
+            for size in (1, 100, 1000)
+        ]
     ordered = {name: sorted(each) for name, each in singles.items()}
     return {
         "config": {"threads": threads, "dense": DENSE, "categories": CATEGORIES, "values": VALUES},
@@ -223,15 +245,20 @@ def run(quick: bool) -> dict[str, Any]:
             "p99_ms_1": ordered["dict"][len(ordered["dict"]) * 99 // 100],
             **{f"p50_ms_1_{name}": median(ordered[name]) for name in ("arrow", "polars", "torch")},
             "scaling_8": scale,
-            **{f"ratio_{peer}_{row['batch']}": row[f"{peer}_ms"] / row["ours_ms"]
-               for row in rows for peer in ("onnx", "torch")},
+            **{
+                f"ratio_{peer}_{row['batch']}": row[f"{peer}_ms"] / row["ours_ms"]
+                for row in rows
+                for peer in ("onnx", "torch")
+            },
             "largest_difference": difference,
         },
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }
 
 
-def _timed(contenders: Mapping[str, Any], requests: Sequence[Columns], size: int, rounds: int) -> dict[str, Any]:
+def _timed(
+    contenders: Mapping[str, Any], requests: Sequence[Columns], size: int, rounds: int
+) -> dict[str, Any]:
     def call(scorer: Any) -> Callable[[int], object]:
         return lambda number: scorer.score(requests[number % len(requests)])
 

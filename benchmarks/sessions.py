@@ -1,10 +1,11 @@
 """Logs with sessions that the deduplication benchmarks share, prepared with and without groups.
 
-Both data sets contain the same samples: clicks with L = 50 and 4 negatives (Globo), or real impressions (Trivago). The
-recipe of Globo adds 17 numbers about each candidate, counted from earlier clicks, none of which repeats;
-``globo_bare`` has only the columns of the log. The sessions of ``trivago_slates`` are its slates. Rows of the log are
-not stored (``data.keep_rows``), so that only the bytes that training reads are compared. Data sets are stored in
-``data/benchmarks`` and reused while logs and settings are the same.
+Both data sets contain the same samples: clicks with L = 50 and 4 negatives (Globo), or real
+impressions (Trivago). The recipe of Globo adds 17 numbers about each candidate, counted from
+earlier clicks, none of which repeats; ``globo_bare`` has only the columns of the log. The sessions
+of ``trivago_slates`` are its slates. Rows of the log are not stored (``data.keep_rows``), so that
+only the bytes that training reads are compared. Data sets are stored in ``data/benchmarks`` and
+reused while logs and settings are the same.
 """
 
 from __future__ import annotations

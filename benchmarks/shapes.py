@@ -1,7 +1,8 @@
-"""The embedding step in shapes that Criteo's tables lack, compared with FBGEMM's operator at its best.
+"""The embedding step in shapes that Criteo's tables lack, compared with FBGEMM's operator at its
+best.
 
-Many ids per bag, mean pooling, one giant table, hundreds of small ones, odd and large widths, tiny batches, and tables
-that fit the cache.
+Many ids per bag, mean pooling, one giant table, hundreds of small ones, odd and large widths, tiny
+batches, and tables that fit the cache.
 """
 
 from __future__ import annotations
@@ -77,18 +78,21 @@ def run_shapes(quick: bool) -> dict[str, Any]:
     ratios, shares = [row["ratio_fbgemm"] for row in rows], [row["roof_share"] for row in rows]
     return {
         "metrics": {
-            "ratio_fbgemm_shapes_median": median(ratios), "ratio_fbgemm_shapes_min": min(ratios),
-            "roof_share_shapes_median": median(shares), "roof_share_shapes_min": min(shares),
+            "ratio_fbgemm_shapes_median": median(ratios),
+            "ratio_fbgemm_shapes_min": min(ratios),
+            "roof_share_shapes_median": median(shares),
+            "roof_share_shapes_min": min(shares),
         },
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 def random_shape(draws: np.random.Generator) -> Shape:
-    """Draw 1 to 300 tables of 100 to 5e7 rows and 4 to 512 floats, bags of 1 to 100 ids, 4 to 16,384 samples.
+    """Draw 1 to 300 tables of 100 to 5e7 rows and 4 to 512 floats, bags of 1 to 100 ids, 4 to
+    16,384 samples.
 
-    All but the skew are log-uniform. Shapes that do not fit memory are reduced: the largest tables first, then the
-    batch. Widths are multiples of 4, as FBGEMM requires.
+    All but the skew are log-uniform. Shapes that do not fit memory are reduced: the largest tables
+    first, then the batch. Widths are multiples of 4, as FBGEMM requires.
     """
 
     def between(least: float, most: float) -> float:
@@ -104,8 +108,13 @@ def random_shape(draws: np.random.Generator) -> Shape:
     while batch > 4 and (tables * batch * ids > _LOOKUPS or tables * batch * width * 4 > _OUTPUT_BYTES):
         batch //= 2
     return Shape(
-        sizes=sizes, width=width, batch=batch, ids=ids, mean=bool(draws.integers(2)), skew=float(draws.uniform(0, 1.2))
-    )  # fmt: skip
+        sizes=sizes,
+        width=width,
+        batch=batch,
+        ids=ids,
+        mean=bool(draws.integers(2)),
+        skew=float(draws.uniform(0, 1.2)),
+    )
 
 
 def run_random(quick: bool, seed: int | None = None) -> dict[str, Any]:
@@ -125,14 +134,21 @@ def run_random(quick: bool, seed: int | None = None) -> dict[str, Any]:
             "ids": shape.ids, "pooling": "mean" if shape.mean else "sum", "skew": round(shape.skew, 2),
         }  # fmt: skip
         rows.append({**fields, **figures})
-        print(" ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-                       for name, value in rows[-1].items()), flush=True)  # fmt: skip
+        print(
+            " ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                for name, value in rows[-1].items()
+            ),
+            flush=True,
+        )
     ratios, shares = [row["ratio_fbgemm"] for row in rows], [row["roof_share"] for row in rows]
     return {
         "metrics": {
-            "ratio_fbgemm_random_median": median(ratios), "ratio_fbgemm_random_min": min(ratios),
-            "roof_share_random_median": median(shares), "roof_share_random_min": min(shares),
+            "ratio_fbgemm_random_median": median(ratios),
+            "ratio_fbgemm_random_min": min(ratios),
+            "roof_share_random_median": median(shares),
+            "roof_share_random_min": min(shares),
         },
         "rows": rows,
         "seed": seed,
-    }  # fmt: skip
+    }

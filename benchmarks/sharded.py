@@ -1,7 +1,8 @@
 """The same embedding tables on the same ranks, sharded by this library and by TorchRec.
 
-Every contender has its own copy of all tables and runs whole steps of the embedding part: ids to their owners, rows
-back, gradients to the owners, row-wise Adagrad. No contender prepares batches ahead.
+Every contender has its own copy of all tables and runs whole steps of the embedding part: ids to
+their owners, rows back, gradients to the owners, row-wise Adagrad. No contender prepares batches
+ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Gradients = Mapping[str, Tensor]
 def tables_of(shape: Shape) -> list[EmbeddingBagConfig]:
     """Return one table for each feature."""
     return [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=shape.width, feature_names=(f"f{i}",))
+        EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=rows, embedding_dim=shape.width, feature_names=(f"f{i}",)
+        )
         for i, rows in enumerate(shape.sizes)
     ]
 
@@ -49,15 +52,21 @@ def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
     ids, samples = batch_of(shape, 0).values.view(len(shape.sizes), -1), shape.batch * ranks
     return [
         TableLoad(
-            name=table.name, width=shape.width, bytes=table.num_embeddings * 4 * (shape.width + 1),
-            lookups=samples, bags=samples, distinct=float(len(each.unique())),
+            name=table.name,
+            width=shape.width,
+            bytes=table.num_embeddings * 4 * (shape.width + 1),
+            lookups=samples,
+            bags=samples,
+            distinct=float(len(each.unique())),
         )
         for table, each in zip(tables_of(shape), ids, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 class Ours:
-    """Sharded collection of this library: `deduplicated` as `stratarec train` plans it, or pooled by owners."""
+    """Sharded collection of this library: `deduplicated` as `stratarec train` plans it, or pooled
+    by owners.
+    """
 
     def __init__(self, shape: Shape, mesh: Mesh, deduplicated: bool) -> None:
         tables = tables_of(shape)
@@ -65,9 +74,12 @@ class Ours:
         if not deduplicated:
             whole = plan_sharding(loads_of(shape, mesh.ranks), mesh.ranks, "table").places
             places = {name: Place(first=place.first) for name, place in whole.items()}
-        self.places, self.mesh = places, mesh
+        self.places = places
+        self.mesh = mesh
         self.collection = ShardedCollection(
-            Sharding(tables, places, mesh.ranks), mesh, optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+            Sharding(tables, places, mesh.ranks),
+            mesh,
+            optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
         )
 
     def gradient(self, gradients: Gradients) -> Tensor:
@@ -86,7 +98,10 @@ class Ours:
 
     def weights(self) -> dict[str, Tensor]:
         """Return all rows of all tables, on every rank."""
-        return {table.name: self.collection.table(table.name)["weight"].clone() for table in self.collection.tables}
+        return {
+            table.name: self.collection.table(table.name)["weight"].clone()
+            for table in self.collection.tables
+        }
 
     def close(self) -> None:
         self.collection.close()
@@ -98,7 +113,8 @@ class Theirs:
     Parameters
     ----------
     kinds : mapping
-        Sharding of each table: ``row``, ``copied`` (a copy on every rank, gradients averaged by DDP), or its rank.
+        Sharding of each table: ``row``, ``copied`` (a copy on every rank, gradients averaged by
+        DDP), or its rank.
     """
 
     def __init__(self, shape: Shape, kinds: Mapping[str, str | int], ranks: int, local: int) -> None:
@@ -114,9 +130,14 @@ class Theirs:
         modules = import_peer("torchrec.modules.embedding_modules")
         tables = [to_torchrec(table) for table in tables_of(shape)]
         whole = modules.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-        layouts = {"row": lambda: sharding.row_wise(compute_kernel="fused"), "copied": sharding.data_parallel}
+        layouts = {
+            "row": lambda: sharding.row_wise(compute_kernel="fused"),
+            "copied": sharding.data_parallel,
+        }
         places = {
-            name: layouts[kind]() if isinstance(kind, str) else sharding.table_wise(rank=kind, compute_kernel="fused")
+            name: layouts[kind]()
+            if isinstance(kind, str)
+            else sharding.table_wise(rank=kind, compute_kernel="fused")
             for name, kind in kinds.items()
         }
         plan = sharding.construct_module_sharding_plan(
@@ -148,7 +169,9 @@ class Theirs:
             self._order = list(self.collection(self.converted(batch)).wait().keys())
 
     def gradient(self, gradients: Gradients) -> Tensor:
-        """Concatenate gradients in the order of `learn_order`; scale those of copies, which DDP averages."""
+        """Concatenate gradients in the order of `learn_order`; scale those of copies, which DDP
+        averages.
+        """
         scale = {key: self._ranks if key in self._copied else 1 for key in self._order}
         return torch.cat([gradients[key] * scale[key] for key in self._order], dim=1)
 
@@ -172,9 +195,10 @@ class Theirs:
         for key, value in self.collection.state_dict().items():
             shards = value.local_shards() if hasattr(value, "local_shards") else None
             shards_of[key.split(".")[1]] = (
-                [(0, value)] if shards is None
+                [(0, value)]
+                if shards is None
                 else [(shard.metadata.shard_offsets[0], shard.tensor) for shard in shards]
-            )  # fmt: skip
+            )
         return shards_of
 
     def close(self) -> None:
@@ -188,10 +212,15 @@ def balanced(shape: Shape, ranks: int) -> dict[str, int]:
 
 
 def peer_kinds(shape: Shape, ranks: int) -> dict[str, dict[str, str | int]]:
-    """Return TorchRec's contenders: whole tables, row-wise, large tables row-wise, and small tables copied."""
+    """Return TorchRec's contenders: whole tables, row-wise, large tables row-wise, and small tables
+    copied.
+    """
     whole = balanced(shape, ranks)
     ordered = sorted(range(len(shape.sizes)), key=lambda i: shape.sizes[i])
-    large, small = {f"t{i}" for i in ordered[-4:]}, {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS}
+    large, small = (
+        {f"t{i}" for i in ordered[-4:]},
+        {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS},
+    )
     return {
         "table_wise": dict(whole),
         "row_wise": dict.fromkeys(whole, "row"),
@@ -222,7 +251,10 @@ def contenders(mesh: Mesh, local: int, shape: Shape) -> dict[str, Make]:
 def gradients_of(shape: Shape, seed: int) -> dict[str, Tensor]:
     """Draw gradients for the output of one rank."""
     draws = torch.Generator().manual_seed(seed)
-    return {f"f{i}": 1e-3 * torch.randn(shape.batch, shape.width, generator=draws) for i in range(len(shape.sizes))}
+    return {
+        f"f{i}": 1e-3 * torch.randn(shape.batch, shape.width, generator=draws)
+        for i in range(len(shape.sizes))
+    }
 
 
 def gate(mesh: Mesh, makes: Mapping[str, Make], shape: Shape, steps: int = 5) -> None:
@@ -237,20 +269,28 @@ def gate(mesh: Mesh, makes: Mapping[str, Make], shape: Shape, steps: int = 5) ->
     for step in range(steps):
         batch = batch_of(shape, 1000 * mesh.rank + step)
         gradients = gradients_of(shape, 1000 * mesh.rank + step)
-        outputs = {name: each.outputs(each.step(batch, each.gradient(gradients))) for name, each in built.items()}
+        outputs = {
+            name: each.outputs(each.step(batch, each.gradient(gradients))) for name, each in built.items()
+        }
         for name, output in outputs.items():
             for key, wanted in outputs["ours"].items():
-                torch.testing.assert_close(output[key], wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(
+                    output[key], wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+                )
     final = ours.weights()
     for each in built.values():
         if isinstance(each, Theirs):
             _each_shard(
-                each, final, lambda shard, wanted: torch.testing.assert_close(shard, wanted, rtol=1e-5, atol=1e-6)
+                each,
+                final,
+                lambda shard, wanted: torch.testing.assert_close(shard, wanted, rtol=1e-5, atol=1e-6),
             )
         each.close()
 
 
-def _each_shard(peer: Theirs, weights: Mapping[str, Tensor], work: Callable[[Tensor, Tensor], object]) -> None:
+def _each_shard(
+    peer: Theirs, weights: Mapping[str, Tensor], work: Callable[[Tensor, Tensor], object]
+) -> None:
     with torch.no_grad():
         for name, shards in peer.shards().items():
             for first, rows in shards:

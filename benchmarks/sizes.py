@@ -1,15 +1,18 @@
-"""The untuned Criteo recipe on synthetic logs of Criteo's shape, compared with LightGBM on target encodings.
+"""The untuned Criteo recipe on synthetic logs of Criteo's shape, compared with LightGBM on target
+encodings.
 
-A log of N rows has 0.8 N for training, 0.1 N for validation, and at least 100,000 for the test, because noise of a
-smaller test exceeds the differences. Each seed draws another log. StrataRec is the shipped `recipes/criteo.yaml` with
-the defaults of `training.resolve` for the number of samples. Trees get the same samples, with an id for every value
-that occurs twice instead of ten times, which improves them. Both sides use the same number of threads. On logs of up to
-300,000 rows, `ensemble` is the model that `stratarec init` drafts instead of the recipe's, on the recipe's ids.
+A log of N rows has 0.8 N for training, 0.1 N for validation, and at least 100,000 for the test,
+because noise of a smaller test exceeds the differences. Each seed draws another log. StrataRec is
+the shipped `recipes/criteo.yaml` with the defaults of `training.resolve` for the number of samples.
+Trees get the same samples, with an id for every value that occurs twice instead of ten times, which
+improves them. Both sides use the same number of threads. On logs of up to 300,000 rows, `ensemble`
+is the model that `stratarec init` drafts instead of the recipe's, on the recipe's ids.
 
-The labels come from a factorisation machine with first-order effects (`data.sources.synthetic`). Half of the signal is
-additive, which trees on target encodings learn from few samples. The other half are products of latent factors of all
-pairs of features, the form of a DLRM. These logs therefore favour the DLRM once there are enough samples.
-``--samples 100000,1000000,10000000`` selects sizes.
+The labels come from a factorisation machine with first-order effects (`data.sources.synthetic`).
+Half of the signal is additive, which trees on target encodings learn from few samples. The other
+half are products of latent factors of all pairs of features, the form of a DLRM. These logs
+therefore favour the DLRM once there are enough samples. ``--samples 100000,1000000,10000000``
+selects sizes.
 """
 
 from __future__ import annotations
@@ -47,13 +50,17 @@ RARE = (10, 2)
 FIGURES = ("auc", "log_loss", "calibration")
 ENSEMBLE_ROWS = 300_000
 TARGETS = {
-    "auc_delta_lightgbm_100000": 0.0, "auc_ensemble_delta_lightgbm_100000": 0.0, "auc_delta_lightgbm_1000000": 0.001,
-}  # fmt: skip
+    "auc_delta_lightgbm_100000": 0.0,
+    "auc_ensemble_delta_lightgbm_100000": 0.0,
+    "auc_delta_lightgbm_1000000": 0.001,
+}
 Row = dict[str, Any]
 
 
 def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAST_TEST) -> PrepareConfig:
-    """Return the configuration of a log of N rows, enlarged to at least `least_test` test samples."""
+    """Return the configuration of a log of N rows, enlarged to at least `least_test` test
+    samples.
+    """
     test = max(samples // 10, least_test)
     total = samples * 9 // 10 + test
     return PrepareConfig(
@@ -66,7 +73,9 @@ def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAS
 
 
 def ours(data: PrepareConfig, seed: int, threads: int, model: str = "stratarec") -> Row:
-    """Train the shipped recipe, or an ensemble with defaults only, on a log and return its metrics."""
+    """Train the shipped recipe, or an ensemble with defaults only, on a log and return its
+    metrics.
+    """
     dataset = prepare(data)
     content = read_content(RECIPE)
     content["data"] = replace(Recipe.load(RECIPE), data=data).to_dict()["data"]
@@ -115,7 +124,9 @@ def measure_log(samples: int, seed: int, threads: int, *, quick: bool) -> list[R
 
 
 @torch_settings()
-def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads: int = 1) -> dict[str, Any]:
+def run(
+    quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads: int = 1
+) -> dict[str, Any]:
     """Measure every size and seed; `quick` has one log of 4,000 rows and 20 trees."""
     import_peer("lightgbm")
     if few := [size for size in samples if size < 1000]:
@@ -128,22 +139,31 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
         about["chosen"] = defaults_by_size(size * 8 // 10, validated=True)
         for seed in range(1, draws + 1):
             path = FOLDER / "sizes" / f"{size}-{seed}{'-quick' if quick else ''}.json"
-            rows += kept(path, about, lambda at=(size, seed): {"rows": measure_log(*at, threads, quick=quick)})["rows"]
+            rows += kept(
+                path, about, lambda at=(size, seed): {"rows": measure_log(*at, threads, quick=quick)}
+            )["rows"]
     return {
         "config": {
-            "recipe": "criteo", "samples": list(sizes), "seeds": draws, "threads": threads, "least_test": LEAST_TEST,
-            "trees": {"grid": list(trees.GRID), "fixed": trees.FIXED, "min_count": RARE}, "targets": TARGETS,
+            "recipe": "criteo",
+            "samples": list(sizes),
+            "seeds": draws,
+            "threads": threads,
+            "least_test": LEAST_TEST,
+            "trees": {"grid": list(trees.GRID), "fixed": trees.FIXED, "min_count": RARE},
+            "targets": TARGETS,
         },
         "metrics": {name: value for size in sizes for name, value in _metrics_of_size(size, rows).items()},
         "samples": {
             "rows": [{name: value for name, value in row.items() if name != "settings"} for row in rows],
             "settings": [row["settings"] for row in rows],
         },
-    }  # fmt: skip
+    }
 
 
 def _metrics_of_size(size: int, rows: Sequence[Row]) -> dict[str, float]:
-    """Return mean metrics of both models over the logs of a size, and the differences between the models."""
+    """Return mean metrics of both models over the logs of a size, and the differences between the
+    models.
+    """
     metrics: dict[str, float] = {}
     for name in ("auc", "log_loss", "seconds"):
         models = dict.fromkeys(row["model"] for row in rows if row["samples"] == size)

@@ -1,7 +1,8 @@
-"""Hash of the source code that a benchmark measures: the `stratarec` modules that it imports, also indirectly.
+"""Hash of the source code that a benchmark measures: the `stratarec` modules that it imports, also
+indirectly.
 
-Comments, docstrings and layout do not change the hash. Imports within functions are ignored; most of them belong to the
-command line and to reports.
+Comments, docstrings and layout do not change the hash. Imports within functions are ignored; most
+of them belong to the command line and to reports.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ def source_hash(benchmark: str, root: Path = ROOT) -> str:
             continue
         texts[name] = path.read_text()
         pending += _imported(texts[name])
-    lines = [line for name in sorted(texts) if name.startswith("stratarec") for line in (name, _code(texts[name]))]
+    lines = [
+        line
+        for name in sorted(texts)
+        if name.startswith("stratarec")
+        for line in (name, _code(texts[name]))
+    ]
     return xxh3_64_hexdigest("\n".join(lines).encode())
 
 
@@ -41,7 +47,9 @@ def _file(name: str, root: Path) -> Path | None:
 
 @cache
 def _imported(text: str) -> frozenset[str]:
-    """Return the names imported when a module is loaded, which may be modules, and their parent packages."""
+    """Return the names imported when a module is loaded, which may be modules, and their parent
+    packages.
+    """
     names, pending = set(), list[ast.AST](ast.parse(text).body)
     while pending:
         node = pending.pop()

@@ -1,4 +1,6 @@
-"""Training with an eighth of the tables' bytes in DRAM: tiers and their alternatives (`benchmarks.tier_peers`)."""
+"""Training with an eighth of the tables' bytes in DRAM: tiers and their alternatives
+(`benchmarks.tier_peers`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from stratarec.data.prepare.config import PrepareConfig
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure step times of the alternatives, and the AUC that hashing costs. Finished parts are stored."""
+    """Measure step times of the alternatives, and the AUC that hashing costs. Finished parts are
+    stored.
+    """
     import_peer("rocksdict")
     log, dataset, batch = criteo(quick)
     about = {"data": dataset.fingerprint, "width": WIDTH, "batch": batch}
@@ -41,7 +45,9 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict[str, Any]:
-    """Time steps with an eighth of the bytes in DRAM, for tiers and each alternative; also return settings."""
+    """Time steps with an eighth of the bytes in DRAM, for tiers and each alternative; also return
+    settings.
+    """
     budget = int(float32_bytes(dataset) / 8)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         root = Path(folder)
@@ -54,7 +60,9 @@ def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict
         for side in sides.values():
             fill(side)
         small = hashed(log, dataset.table_rows(), 8, FOLDER / "tiers" / f"{Path(log.path).name}-hashed")
-        sides |= {"hashing": tiered_sides(Dataset.open(small.path), WIDTH, batch, {"hashing": None})["hashing"]}
+        sides |= {
+            "hashing": tiered_sides(Dataset.open(small.path), WIDTH, batch, {"hashing": None})["hashing"]
+        }
         sides |= {"mmap": MappedPeer(dataset, WIDTH, batch, budget, root)}
         config |= {"mmap": {"limit_bytes": sides["mmap"].limit_bytes, "budget_bytes": budget}}
         seconds = take_turns(sides, rounds=4, stretch=5, warmup=20)
@@ -69,9 +77,12 @@ def compare_with_hashing(quick: bool) -> list[dict[str, Any]]:
     log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
     steps = 50 if quick else 1000
     changes = [
-        "train.batch_size=1024", "memory.lookahead=0", f"train.max_steps={steps}",
-        f"train.dense.schedule.total_steps={steps}", f"train.embedding.schedule.total_steps={steps}",
-    ]  # fmt: skip
+        "train.batch_size=1024",
+        "memory.lookahead=0",
+        f"train.max_steps={steps}",
+        f"train.dense.schedule.total_steps={steps}",
+        f"train.embedding.schedule.total_steps={steps}",
+    ]
     prepared("globo", "auto")
     seeds = (1,) if quick else (1, 2)
     return [

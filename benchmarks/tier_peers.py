@@ -1,11 +1,15 @@
 """Alternatives to tiers within the same memory.
 
-- The peer's float32 tables (TorchRec with FBGEMM) in a memory-mapped file, in a child process. A memory cgroup limits
-  its page cache and new memory to the bytes of the tiers, in addition to what training needs anyway.
-- RocksDB in place of the log, with the same cache and lookahead, and with the DRAM that the log needs.
-- Float32 tables in DRAM with so few rows that they fit: frequent values share rows with others by their hash.
+- The peer's float32 tables (TorchRec with FBGEMM) in a memory-mapped file, in a child process. A
+  memory cgroup limits its page cache and new memory to the bytes of the tiers, in addition to what
+  training needs anyway.
+- RocksDB in place of the log, with the same cache and lookahead, and with the DRAM that the log
+  needs.
+- Float32 tables in DRAM with so few rows that they fit: frequent values share rows with others by
+  their hash.
 
-``python -m benchmarks.tier_peers DATA WIDTH BATCH BUDGET FOLDER GROUP`` is the child process of the first.
+``python -m benchmarks.tier_peers DATA WIDTH BATCH BUDGET FOLDER GROUP`` is the child process of the
+first.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ _CGROUPS = (
 
 
 class MappedPeer:
-    """TorchRec's side in a child process with limited memory. It runs a step on request, so sides can alternate."""
+    """TorchRec's side in a child process with limited memory. It runs a step on request, so sides
+    can alternate.
+    """
 
     def __init__(self, dataset: Dataset, width: int, batch: int, budget: int, folder: Path) -> None:
         self._group = _cgroup() / f"stratarec-{os.getpid()}-mapped"
@@ -63,8 +69,11 @@ class MappedPeer:
         arguments = [str(dataset.path), str(width), str(batch), str(budget), str(folder), str(self._group)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.tier_peers", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
         self.limit_bytes = int(self._answer())
 
     def step(self) -> float:
@@ -82,12 +91,17 @@ class MappedPeer:
         return line
 
     def close(self) -> None:
-        """End the process and remove its cgroup, which must have been full; else the page cache was not limited."""
+        """End the process and remove its cgroup, which must have been full; else the page cache was
+        not limited.
+        """
         self._process.communicate()
-        peak = next(int((self._group / name).read_text()) for *_, name in _CGROUPS if (self._group / name).exists())
+        peak = next(
+            int((self._group / name).read_text()) for *_, name in _CGROUPS if (self._group / name).exists()
+        )
         if not 0.95 * self.limit_bytes < peak <= self.limit_bytes:
             raise AssertionError(
-                f"the process of the mapped tables used {peak} of {self.limit_bytes} bytes; expected more than 95 %"
+                f"the process of the mapped tables used {peak} of {self.limit_bytes} "
+                "bytes; expected more than 95 %"
             )
         self._group.rmdir()
 
@@ -137,7 +151,9 @@ def _mapped(tensor: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def limit_memory(group: Path, side: Side, budget: int) -> int:
-    """Limit the page cache and new memory of this process to `budget` bytes more than some steps allocate."""
+    """Limit the page cache and new memory of this process to `budget` bytes more than some steps
+    allocate.
+    """
     limit, used = next((limit, used) for _, limit, used, _ in _CGROUPS if (group / limit).exists())
     (group / "cgroup.procs").write_text(str(os.getpid()))
     for _ in range(5):
@@ -155,12 +171,15 @@ class RocksHome:
     array = bits = None
 
     def __init__(self, folder: Path, *, rows: int, record_bytes: int, dram_bytes: int) -> None:
-        self.rows, self.record_bytes, self._dram_bytes = rows, record_bytes, dram_bytes
+        self.rows = rows
+        self.record_bytes = record_bytes
+        self._dram_bytes = dram_bytes
         self._written = np.zeros(rows, np.bool_)
         folder.mkdir()
         # `blockstore` was fastest with this number of threads.
         self.records = RocksRecords(folder, dram_bytes, threads=32)
-        self.flush, self.close = self.records.flush, self.records.close
+        self.flush = self.records.flush
+        self.close = self.records.close
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Fill `out` with the records of `rows`, of which all or none must have been written."""
@@ -180,14 +199,18 @@ class RocksHome:
 
 
 def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
-    """Replace each log by RocksDB with the same DRAM, before any row is written; return the settings."""
+    """Replace each log by RocksDB with the same DRAM, before any row is written; return the
+    settings.
+    """
     config: dict[str, Any] = {}
     for number, tables in enumerate(model.embeddings.engine.tables):
         if isinstance(tables, CachedTables) and tables.store.kind == "log":
             log = tables.store
             frequent = log._frequent.rows * log.record_bytes  # type: ignore[attr-defined]
             dram = location_bytes(log.rows, log.record_bytes) + log.rows // 8 + SSD_BUFFER_BYTES + frequent
-            home = RocksHome(folder / f"{number}", rows=log.rows, record_bytes=log.record_bytes, dram_bytes=dram)
+            home = RocksHome(
+                folder / f"{number}", rows=log.rows, record_bytes=log.record_bytes, dram_bytes=dram
+            )
             log.close()
             tables.store = tables.mover.store = home  # type: ignore[assignment]
             config = {**home.records.config, "threads": home.records.threads}
@@ -195,7 +218,9 @@ def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
 
 
 def hashed(config: PrepareConfig, rows: dict[str, int], times: int, path: Path) -> PrepareConfig:
-    """Prepare the same log with its larger vocabularies hashed, so that all tables have 1/`times` of their rows."""
+    """Prepare the same log with its larger vocabularies hashed, so that all tables have 1/`times`
+    of their rows.
+    """
     small = sum(count for count in rows.values() if count <= _SMALL_TABLE)
     share = (sum(rows.values()) / times - small) / (sum(rows.values()) - small)
     overrides = {
@@ -211,13 +236,18 @@ def hashed(config: PrepareConfig, rows: dict[str, int], times: int, path: Path) 
 def hashing_delta(
     name: str, data: PrepareConfig, recipe: Path, changes: Sequence[str], times: int, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the test AUC of hashing into 1/`times` of the rows (float32), minus that of int8 rows with a cache of 5 %.
+    """Return the test AUC of hashing into 1/`times` of the rows (float32), minus that of int8 rows
+    with a cache of 5 %.
 
-    The int8 rows need about as many bytes of DRAM if their home is a log. The home does not change results.
+    The int8 rows need about as many bytes of DRAM if their home is a log. The home does not change
+    results.
     """
     rows = Dataset.open(data.path).table_rows()
     sides = {
-        "int8 under a cache": (data, ["memory.precision=int8", "memory.state=bf16", "memory.cache.fraction=0.05"]),
+        "int8 under a cache": (
+            data,
+            ["memory.precision=int8", "memory.state=bf16", "memory.cache.fraction=0.05"],
+        ),
         "hashed": (hashed(data, rows, times, FOLDER / "tiers" / f"{name}-hashed"), []),
     }
     aucs: dict[str, list[float]] = {side: [] for side in sides}
@@ -225,14 +255,21 @@ def hashing_delta(
     for side, (config, memory) in sides.items():
         for seed in seeds:
             with tempfile.TemporaryDirectory() as run:
-                loaded = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
-                about = {"recipe": {**loaded.to_dict(), "train": None}, "data": Dataset.open(config.path).fingerprint}
+                loaded = Recipe.load(
+                    recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"]
+                )
+                about = {
+                    "recipe": {**loaded.to_dict(), "train": None},
+                    "data": Dataset.open(config.path).fingerprint,
+                }
                 about |= {"seed": seed, "changes": fixed}
                 auc = kept(
                     FOLDER / "tiers" / f"{name}-{side}-{seed}.json".replace(" ", "-"),
                     about,
                     lambda loaded=loaded, config=config: {  # type: ignore[misc]
-                        "auc": Trainer(replace(loaded, data=config), Dataset.open(config.path)).train()["test"]["auc"]
+                        "auc": Trainer(replace(loaded, data=config), Dataset.open(config.path)).train()[
+                            "test"
+                        ]["auc"]
                     },
                 )["auc"]
             aucs[side].append(auc)
@@ -243,7 +280,9 @@ def hashing_delta(
 
 @contextmanager
 def _stdout_for_answers() -> Iterator[Any]:
-    """Yield a copy of standard output for answers, and redirect the output of libraries to standard error."""
+    """Yield a copy of standard output for answers, and redirect the output of libraries to standard
+    error.
+    """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         yield answers

@@ -1,9 +1,10 @@
 """Tables larger than their DRAM budget, in an SSD store, compared with the same tables all in DRAM.
 
-The budget is 1/8 and 1/37 of the float32 bytes of the tables (weights and optimizer state). The planner places the
-tables within it, int8 at rest. The budget covers the float32 slots, tags and stamps, and the locations of the log, and
-is checked at the end. Reads of the log are direct, so that the page cache does not add memory. Before timing, every row
-is written once, so that each miss is a read. Whole training steps, including data loading, are timed in alternation.
+The budget is 1/8 and 1/37 of the float32 bytes of the tables (weights and optimizer state). The
+planner places the tables within it, int8 at rest. The budget covers the float32 slots, tags and
+stamps, and the locations of the log, and is checked at the end. Reads of the log are direct, so
+that the page cache does not add memory. Before timing, every row is written once, so that each miss
+is a read. Whole training steps, including data loading, are timed in alternation.
 `processor_us_per_row` is the processor time of the thread that stages batches, per fetched row.
 
 `benchmarks.tier_alternatives` compares 1/8 with alternatives within the same memory.
@@ -48,7 +49,13 @@ def float32_bytes(dataset: Dataset) -> int:
 
 
 def planned(
-    tables: Sequence[EmbeddingBagConfig], *, dataset: Dataset, times: float, lookahead: int, path: Path, batch: int
+    tables: Sequence[EmbeddingBagConfig],
+    *,
+    dataset: Dataset,
+    times: float,
+    lookahead: int,
+    path: Path,
+    batch: int,
 ) -> TierConfig:
     """Return the tiers that `stratarec plan` chooses for 1/`times` of the tables' float32 bytes."""
     memory = MemoryConfig(
@@ -125,9 +132,15 @@ def compare_with_dram(dataset: Dataset, batch: int, quick: bool) -> list[dict[st
             measure_processor(side)
             if name != "dram":
                 fill(side)
-        seconds = take_turns(pair, rounds=4 if quick else 8, stretch=5 if quick else 10, warmup=20 if quick else 50)
-        rows = [_row(name, side, median(seconds[name]), median(seconds["dram"])) for name, side in pair.items()]
-        budgets = {f"{times}x_lookahead_{lookahead}": float32_bytes(dataset) / times for times, lookahead in cells}
+        seconds = take_turns(
+            pair, rounds=4 if quick else 8, stretch=5 if quick else 10, warmup=20 if quick else 50
+        )
+        rows = [
+            _row(name, side, median(seconds[name]), median(seconds["dram"])) for name, side in pair.items()
+        ]
+        budgets = {
+            f"{times}x_lookahead_{lookahead}": float32_bytes(dataset) / times for times, lookahead in cells
+        }
         for row in rows[1:]:
             check_budget(row, budgets[row["tables"]])
         for side in pair.values():
@@ -181,5 +194,7 @@ def _row(name: str, side: Side, seconds: float, in_dram: float) -> dict[str, Any
         "dram_mib": model.embeddings.engine.nbytes / 2**20,
         "block_mib": parts.get("home_block", 0) / 2**20,
         "rows_in_a_step": sum(each.rows_in for each in traffic) / steps,
-        "processor_us_per_row": 1e6 * side.staging_seconds[0] / max(sum(each.rows_in for each in traffic), 1),  # type: ignore[attr-defined]
+        "processor_us_per_row": 1e6
+        * side.staging_seconds[0]
+        / max(sum(each.rows_in for each in traffic), 1),  # type: ignore[attr-defined]
     }

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 
-def alternate(runs: dict[str, Callable[[int], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Return the seconds of each call of contenders that alternate; a call gets the number of its round.
+def alternate(
+    runs: dict[str, Callable[[int], object]], rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Return the seconds of each call of contenders that alternate; a call gets the number of its
+    round.
 
-    The order of the contenders is reversed every other round, so that none always follows the same one.
+    The order of the contenders is reversed every other round, so that none always follows the same
+    one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(-warmup, rounds):

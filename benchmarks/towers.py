@@ -1,13 +1,15 @@
-"""Compare whole training steps with the flat exchange, with SPTT, and with tower modules, between two emulated hosts.
+"""Compare whole training steps with the flat exchange, with SPTT, and with tower modules, between
+two emulated hosts.
 
-Two hosts have two ranks of one thread each, 26 tables with Criteo's sizes and skew (capped), and 1,024 samples per
-rank, at 100 Mbit/s, at 1 Gbit/s and without a limit. The flat exchange is that of `stratarec train`: it sends distinct
-rows where they need fewer bytes than bags. `flat, bags` is the published flat exchange, which sends every pooled
-vector. A model with towers is trained with both exchanges. Gradients of the network are sent in bfloat16 on all sides.
+Two hosts have two ranks of one thread each, 26 tables with Criteo's sizes and skew (capped), and
+1,024 samples per rank, at 100 Mbit/s, at 1 Gbit/s and without a limit. The flat exchange is that of
+`stratarec train`: it sends distinct rows where they need fewer bytes than bags. `flat, bags` is the
+published flat exchange, which sends every pooled vector. A model with towers is trained with both
+exchanges. Gradients of the network are sent in bfloat16 on all sides.
 
-There are three models. The first has D = 128, small layers and bags of four ids on average; as in the paper, its flat
-step is mostly exchange. The second is the same with one id per bag, so the flat exchange sends each row once; it is
-measured at 1 Gbit/s only. The third is a DLRM at D = 64.
+There are three models. The first has D = 128, small layers and bags of four ids on average; as in
+the paper, its flat step is mostly exchange. The second is the same with one id per bag, so the flat
+exchange sends each row once; it is measured at 1 Gbit/s only. The third is a DLRM at D = 64.
 """
 
 from __future__ import annotations
@@ -60,14 +62,17 @@ def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
     with Hosts(HOSTS, mbit) as hosts:
         result: dict[str, Any] = told_by_ranks(
-            "towers_ranks", settings,
+            "towers_ranks",
+            settings,
             lambda arguments: hosts.torchrun(RANKS_A_HOST, arguments, ENVIRONMENT, _LIMIT_SECONDS),
-        )  # fmt: skip
+        )
     return result
 
 
 def ratios(rows: list[dict[str, Any]], ratio: float = 4.0) -> dict[str, float]:
-    """Return the speed of towers at one compression, relative to the flat exchange with the same wire format."""
+    """Return the speed of towers at one compression, relative to the flat exchange with the same
+    wire format.
+    """
     step = {row["contender"]: row["step_ms"] for row in rows}
     towers = f"towers {ratio:g}"
     speeds = {"fp32": step["flat"] / step[towers], "bags": step.get("flat, bags", 0.0) / step[towers]}
@@ -87,21 +92,32 @@ def run(quick: bool) -> dict[str, Any]:
             rows += [{"model": model, "network": name, **row} for row in result["rows"]]
             parameters[model] = result["parameters"]
             flat = result["rows"][0]
-            key = f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
+            key = (
+                f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
+            )
             metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(result["rows"]).items()}
-            metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat["step_ms"]
+            metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat[
+                "step_ms"
+            ]
     if not quick:
         metrics["ratio_1gbit"] = metrics["ratio_exchange_bound_1gbit_fp32"]
         metrics["ratio_100mbit"] = metrics["ratio_exchange_bound_100mbit_fp32"]
     return {
         "config": {
-            "hosts": HOSTS, "ranks_a_host": RANKS_A_HOST, "threads_a_rank": 1, "batch_a_rank": BATCH,
+            "hosts": HOSTS,
+            "ranks_a_host": RANKS_A_HOST,
+            "threads_a_rank": 1,
+            "batch_a_rank": BATCH,
             "models": {
-                name: {"width": width, "ids": ids, **layers} for name, (width, ids, layers) in MODELS.items()
+                name: {"width": width, "ids": ids, **layers}
+                for name, (width, ids, layers) in MODELS.items()
             },
-            "most_rows_a_table": 2_000 if quick else 40_000, "dense_wire": "bf16", "compression_of_ratios": 4.0,
-            "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0},
+            "most_rows_a_table": 2_000 if quick else 40_000,
+            "dense_wire": "bf16",
+            "compression_of_ratios": 4.0,
+            "parameters": parameters,
+            "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0},
         },
         "metrics": metrics,
         "samples": {"rows": rows},
-    }  # fmt: skip
+    }

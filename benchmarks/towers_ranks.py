@@ -1,8 +1,10 @@
-"""One rank of the benchmark `towers`, started by torchrun on emulated hosts: run the gate, then all contenders.
+"""One rank of the benchmark `towers`, started by torchrun on emulated hosts: run the gate, then all
+contenders.
 
-A contender makes whole training steps as `stratarec train` does: a thread exchanges ids ahead, then rows, the network,
-gradients and updates follow. Contenders alternate, and each trains several steps at a time. The first step is not
-timed. Neither are the last ones, whose ids are exchanged during the timed steps.
+A contender makes whole training steps as `stratarec train` does: a thread exchanges ids ahead, then
+rows, the network, gradients and updates follow. Contenders alternate, and each trains several steps
+at a time. The first step is not timed. Neither are the last ones, whose ids are exchanged during
+the timed steps.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Contender:
     wire: str = "fp32"
     compression: float = 1.0
     deduplicate: bool = True
-    """Whether the flat exchange sends distinct rows where they need fewer bytes, as the plan of a run chooses."""
+    """Whether the flat exchange sends distinct rows where they need fewer bytes, as the plan of a
+    run chooses.
+    """
 
 
 def plan(features: int) -> tuple[tuple[str, ...], ...]:
@@ -54,10 +58,16 @@ def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
     (ids, offsets), samples, loads = shape.bags(0), shape.batch * ranks, []
     for place, rows in enumerate(shape.sizes):
         asked = ids[offsets[place * shape.batch] : offsets[(place + 1) * shape.batch]]
-        loads.append(TableLoad(
-            name=f"f{place}", width=shape.width, bytes=rows * 4 * (shape.width + 1), lookups=len(asked) * ranks,
-            bags=samples, distinct=float(len(asked.unique())),
-        ))  # fmt: skip
+        loads.append(
+            TableLoad(
+                name=f"f{place}",
+                width=shape.width,
+                bytes=rows * 4 * (shape.width + 1),
+                lookups=len(asked) * ranks,
+                bags=samples,
+                distinct=float(len(asked.unique())),
+            )
+        )
     return loads
 
 
@@ -65,7 +75,8 @@ class TimedReduction:
     """Reduction of a run that measures its time."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self.seconds = inner, 0.0
+        self._inner = inner
+        self.seconds = 0.0
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
         began = time.perf_counter()
@@ -76,7 +87,9 @@ class TimedReduction:
 class Bench:
     """A contender, its tables and its network."""
 
-    def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
+    def __init__(
+        self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str
+    ) -> None:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.config import DistributedConfig
         from stratarec.distributed.sharded_engine import ShardedCollection
@@ -92,7 +105,11 @@ class Bench:
         modules = contender.compression > 1
         self.mesh = mesh if by_towers else replace(mesh, inside=None, between=None)
         features = len(shape.sizes)
-        towers = TowersConfig(plan=plan(features), compression=contender.compression) if by_towers or modules else None
+        towers = (
+            TowersConfig(plan=plan(features), compression=contender.compression)
+            if by_towers or modules
+            else None
+        )
         schema = Schema(
             dense=tuple(DenseFeature(name=f"d{place}") for place in range(DENSE)),
             sparse=tuple(SparseFeature(name=f"f{place}") for place in range(features)),
@@ -101,7 +118,9 @@ class Bench:
         if by_towers:
             halves = (loads[: features // 2], loads[features // 2 :])
             local = mesh.inside.ranks
-            places = join_plans([plan_sharding(half, local) for half in halves], [load.name for load in loads]).places
+            places = join_plans(
+                [plan_sharding(half, local) for half in halves], [load.name for load in loads]
+            ).places
         else:
             places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
             if not contender.deduplicate:
@@ -112,22 +131,33 @@ class Bench:
 
         def collection(tables: Any) -> ShardedCollection:
             return ShardedCollection(
-                Sharding(tables, places, given.ranks), given, optimizer=RowOptimizerConfig(learning_rate=0.01), seed=1,
-                tiers=TierConfig(lookahead=_AHEAD), config=config,
-            )  # fmt: skip
+                Sharding(tables, places, given.ranks),
+                given,
+                optimizer=RowOptimizerConfig(learning_rate=0.01),
+                seed=1,
+                tiers=TierConfig(lookahead=_AHEAD),
+                config=config,
+            )
 
         self.model = build_model(
-            DLRMConfig(embedding_dim=shape.width, towers=towers, **model), schema,
-            {f"f{place}": rows for place, rows in enumerate(shape.sizes)}, seed=1, collection=collection,
-        )  # fmt: skip
+            DLRMConfig(embedding_dim=shape.width, towers=towers, **model),
+            schema,
+            {f"f{place}": rows for place, rows in enumerate(shape.sizes)},
+            seed=1,
+            collection=collection,
+        )
         if by_towers:
             self.model = DisaggregatedModel(self.model, mesh, config, 1)
         self.reduction = TimedReduction(GradientReducer(self.mesh, self.model.network, dense_wire))
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
         self.pipeline = RankPipeline(
-            self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
+            self.mesh,
+            self.model,
+            build_optimizer(train.dense, self.model.network),
+            train,
+            None,
             reduction=self.reduction,
-        )  # fmt: skip
+        )
         self._batches = [self._batch(shape, 1000 * self.mesh.place + number) for number in range(4)]
         self.step = 0
 
@@ -140,7 +170,7 @@ class Bench:
         keys = tuple(f"f{place}" for place in range(len(shape.sizes)))
         sparse = KeyedJagged(
             keys=keys, values=ids.int(), offsets=None if shape.ids == 1 else offsets, batch_size=shape.batch
-        )  # fmt: skip
+        )
         label = (torch.rand(shape.batch, generator=draws) < 0.25).float()
         return Batch(label=label, dense=torch.randn(shape.batch, DENSE, generator=draws), sparse=sparse)
 
@@ -150,21 +180,29 @@ class Bench:
             yield batch, self.pipeline.request(batch)
 
     def stretch(self, steps: int) -> dict[str, float]:
-        """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the last loss."""
+        """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the
+        last loss.
+        """
         items, means = islice(self._items(), _WARM + steps + _AHEAD), {}
         with self.pipeline.stage_ahead(items, depth=_AHEAD) as ahead:
             for number, (item, handle) in enumerate(ahead):
                 if number in (_WARM, _WARM + steps):
                     self.mesh.files.agree(None)
                     now = self._now()
-                    means = now if number == _WARM else {name: (now[name] - means[name]) / steps for name in now}
+                    means = (
+                        now
+                        if number == _WARM
+                        else {name: (now[name] - means[name]) / steps for name in now}
+                    )
                 loss = self.pipeline.train(self.step, *item, handle).loss
                 self.step += 1
         return {**means, "loss": loss}
 
     def _now(self) -> dict[str, float]:
         mesh, reduced = self.mesh, self.reduction.seconds
-        inside, between = (0.0 if part is None else part.rows.wait_seconds for part in (mesh.inside, mesh.between))
+        inside, between = (
+            0.0 if part is None else part.rows.wait_seconds for part in (mesh.inside, mesh.between)
+        )
         return {
             "step": time.perf_counter(),
             "processor": time.process_time(),
@@ -200,27 +238,31 @@ def figures(measurements: dict[str, list[dict[str, float]]]) -> list[dict[str, A
     for name, rounds in measurements.items():
         middle = {part: median(each[part] for each in rounds) for part in rounds[0]}
         steps = sorted(each["step"] for each in rounds)
-        exchange = middle["rows"] - min(middle["dense"], middle["rows"]) + middle["inside"] + middle["between"]
-        rows.append({
-            "contender": name,
-            "step_ms": 1e3 * middle["step"],
-            "low_ms": 1e3 * steps[len(steps) // 4],
-            "high_ms": 1e3 * steps[(3 * len(steps)) // 4],
-            "processor_ms": 1e3 * middle["processor"],
-            "compute_ms": 1e3 * (middle["step"] - exchange - middle["dense"]),
-            "dense_ms": 1e3 * middle["dense"],
-            "inside_ms": 1e3 * middle["inside"],
-            "exchange_ms": 1e3 * (exchange - middle["inside"]),
-            "wire_mb_a_step": middle["wire_bytes"] / 1e6,
-        })  # fmt: skip
+        exchange = (
+            middle["rows"] - min(middle["dense"], middle["rows"]) + middle["inside"] + middle["between"]
+        )
+        rows.append(
+            {
+                "contender": name,
+                "step_ms": 1e3 * middle["step"],
+                "low_ms": 1e3 * steps[len(steps) // 4],
+                "high_ms": 1e3 * steps[(3 * len(steps)) // 4],
+                "processor_ms": 1e3 * middle["processor"],
+                "compute_ms": 1e3 * (middle["step"] - exchange - middle["dense"]),
+                "dense_ms": 1e3 * middle["dense"],
+                "inside_ms": 1e3 * middle["inside"],
+                "exchange_ms": 1e3 * (exchange - middle["inside"]),
+                "wire_mb_a_step": middle["wire_bytes"] / 1e6,
+            }
+        )
     return rows
 
 
 def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
     """Merge the measurements of all ranks.
 
-    Bytes are added over hosts (the first rank of each host reports them) and processor seconds over ranks. The slowest
-    step and the medians of its parts are returned.
+    Bytes are added over hosts (the first rank of each host reports them) and processor seconds over
+    ranks. The slowest step and the medians of its parts are returned.
     """
     names = list(mine)
     reports = int(os.environ["LOCAL_RANK"]) == 0
@@ -252,7 +294,9 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(measure: Callable[[Any, dict[str, Any]], Any], towers: int = 0) -> int:
-    """Run `measure` as one rank. The first rank writes the result to the file ``out`` of the settings."""
+    """Run `measure` as one rank. The first rank writes the result to the file ``out`` of the
+    settings.
+    """
     settings = json.loads(sys.argv[1])
     from stratarec.distributed.config import DistributedConfig
     from stratarec.distributed.mesh import joined

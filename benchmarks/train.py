@@ -1,9 +1,10 @@
-"""A whole DLRM training step, including data loading, compared with TorchRec training the same architecture.
+"""A whole DLRM training step, including data loading, compared with TorchRec training the same
+architecture.
 
-Both sides read the same data set through the same loader (TorchRec's side converts each batch to a `KeyedJaggedTensor`
-without a copy), with the same batch size, threads and precision. Both use torch's fused dense Adagrad and exact
-row-wise Adagrad on the tables. They alternate in stretches of steps. All is repeated with batch normalization and
-dropout in all hidden layers.
+Both sides read the same data set through the same loader (TorchRec's side converts each batch to a
+`KeyedJaggedTensor` without a copy), with the same batch size, threads and precision. Both use
+torch's fused dense Adagrad and exact row-wise Adagrad on the tables. They alternate in stretches of
+steps. All is repeated with batch normalization and dropout in all hidden layers.
 """
 
 from __future__ import annotations
@@ -53,12 +54,21 @@ class Shape:
 
 
 class Side:
-    """A model with its dense optimizer and an endless iteration over the data; `lookahead` stages batches ahead."""
+    """A model with its dense optimizer and an endless iteration over the data; `lookahead` stages
+    batches ahead.
+    """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader, precision: str, lookahead: int = 0
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Loader,
+        precision: str,
+        lookahead: int = 0,
     ) -> None:
-        self.model, self.loader, self.precision = model, loader, precision
+        self.model = model
+        self.loader = loader
+        self.precision = precision
         self.optimizer = optimizer
         self.batches: Iterator[tuple[Any, ...]] = self._forever()
         self.staging = ExitStack()
@@ -66,7 +76,7 @@ class Side:
         if isinstance(model, CTRModel) and lookahead:
             source = Prefetcher(
                 model.embeddings.engine, self.batches, lambda item, _: item[1].features, depth=lookahead
-            )  # fmt: skip
+            )
             ahead = self.staging.enter_context(source)
             self.batches = ((*item, handle) for item, handle in ahead)
 
@@ -94,10 +104,11 @@ class Side:
 
 
 class Products:
-    """Matrix products of a training step: a bound on the speed of the step if everything else took no time.
+    """Matrix products of a training step: a bound on the speed of the step if everything else took
+    no time.
 
-    Each layer has one product forward and two backward, as has the interaction of vectors. Operands stay the same, so
-    that even their memory traffic is free.
+    Each layer has one product forward and two backward, as has the interaction of vectors. Operands
+    stay the same, so that even their memory traffic is free.
     """
 
     def __init__(self, network: nn.Module, batch: int, vectors: int, width: int) -> None:
@@ -106,7 +117,8 @@ class Products:
         for layer in (each for each in network.modules() if isinstance(each, nn.Linear)):
             values, gradient = torch.randn(batch, layer.in_features), torch.randn(batch, layer.out_features)
             self.layers.append((values, layer.weight.detach(), gradient, layer is not first))
-        self.vectors, self.pairs = torch.randn(batch, vectors, width), torch.randn(batch, vectors, vectors)
+        self.vectors = torch.randn(batch, vectors, width)
+        self.pairs = torch.randn(batch, vectors, vectors)
 
     def close(self) -> None:
         """Do nothing, because no thread runs."""
@@ -119,7 +131,8 @@ class Products:
                 if onward:
                     gradient @ weight
             self.vectors @ self.vectors.transpose(1, 2)
-            self.pairs @ self.vectors  # the matrix of pairs is symmetric: one product is the gradient of both sides
+            # the matrix of pairs is symmetric: one product is the gradient of both sides
+            self.pairs @ self.vectors
         return 0.0
 
 
@@ -150,11 +163,18 @@ def sides(
     """Build both models with the same weights."""
     width = shape.width
     config = DLRMConfig(
-        embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum", dropout=dropout,
+        embedding_dim=width,
+        bottom_mlp=BOTTOM,
+        top_mlp=TOP,
+        pooling="sum",
+        dropout=dropout,
         batch_norm=shape.regularized,
-    )  # fmt: skip
+    )
     ours = build_model(
-        config, dataset.schema, dataset.table_rows(), optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+        config,
+        dataset.schema,
+        dataset.table_rows(),
+        optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS),
     )
     tables = list(ours.embeddings.tables)
     initial = {table.name: ours.embeddings.table(table.name)["weight"] for table in tables}
@@ -176,12 +196,14 @@ def sides(
 
 
 def gate(dataset: Dataset, shape: Shape, steps: int = 20) -> float:
-    """Check that both models train to the same losses, with plain SGD on the network and without dropout.
+    """Check that both models train to the same losses, with plain SGD on the network and without
+    dropout.
 
-    Dropout masks differ between the libraries. Adagrad's first step is the sign of the gradient, which is random where
-    the gradient is rounding noise: the network uses SGD, and the limits allow for Adagrad on the rows. Losses of the
-    first steps agree to rounding; later differences grow, five times as fast with batch normalization. Different models
-    would diverge at once. A test of the suite checks that the engines agree to 1e-5.
+    Dropout masks differ between the libraries. Adagrad's first step is the sign of the gradient,
+    which is random where the gradient is rounding noise: the network uses SGD, and the limits allow
+    for Adagrad on the rows. Losses of the first steps agree to rounding; later differences grow,
+    five times as fast with batch normalization. Different models would diverge at once. A test of
+    the suite checks that the engines agree to 1e-5.
     """
     pair = sides(dataset, shape, torch.optim.SGD)
     differences = [abs(pair["ours"].step() - pair["torchrec"].step()) for _ in range(steps)]
@@ -199,7 +221,9 @@ def gate(dataset: Dataset, shape: Shape, steps: int = 20) -> float:
 TiersOf = Callable[[Sequence[EmbeddingBagConfig]], TierConfig]
 
 
-def tiered_sides(dataset: Dataset, width: int, batch: int, contenders: Mapping[str, TiersOf | None]) -> dict[str, Side]:
+def tiered_sides(
+    dataset: Dataset, width: int, batch: int, contenders: Mapping[str, TiersOf | None]
+) -> dict[str, Side]:
     """Build the model with several tiers and the same weights; None means float32 in DRAM."""
     config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     rows = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
@@ -214,8 +238,12 @@ def tiered_sides(dataset: Dataset, width: int, batch: int, contenders: Mapping[s
     return sides_of
 
 
-def take_turns(pair: Mapping[str, Side | Products], rounds: int, stretch: int, warmup: int) -> dict[str, list[float]]:
-    """Return seconds per step, in alternating stretches; the order is reversed every other round."""
+def take_turns(
+    pair: Mapping[str, Side | Products], rounds: int, stretch: int, warmup: int
+) -> dict[str, list[float]]:
+    """Return seconds per step, in alternating stretches; the order is reversed every other
+    round.
+    """
     for side in pair.values():
         for _ in range(warmup):
             side.step()
@@ -231,7 +259,11 @@ def take_turns(pair: Mapping[str, Side | Products], rounds: int, stretch: int, w
 
 def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
     """Return the samples per second of the loader alone."""
-    loader, began, samples = Loader(dataset, "train", LoaderConfig(batch_size=batch)), time.perf_counter(), 0
+    loader, began, samples = (
+        Loader(dataset, "train", LoaderConfig(batch_size=batch)),
+        time.perf_counter(),
+        0,
+    )
     while time.perf_counter() - began < seconds:
         for step in loader.epoch(0):
             samples += step.size
@@ -254,9 +286,14 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
         side.close()
     ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
     # The ratio if everything but the products took no time.
-    most = {} if "products" not in seconds else {
-        "products_ms": 1e3 * median(seconds["products"]), "most": theirs / median(seconds["products"])
-    }  # fmt: skip
+    most = (
+        {}
+        if "products" not in seconds
+        else {
+            "products_ms": 1e3 * median(seconds["products"]),
+            "most": theirs / median(seconds["products"]),
+        }
+    )
     return {
         **asdict(shape),
         "ours_ms": 1e3 * ours,
@@ -271,25 +308,42 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure D = 16 at batch 2,048 and D = 64 at batch 4,096, in float32, and in bf16 if the processor supports it."""
+    """Measure D = 16 at batch 2,048 and D = 64 at batch 4,096, in float32, and in bf16 if the
+    processor supports it.
+    """
     slowness = bf16_slowness()
     precisions = ("float32", "bf16") if slowness < 1 else ("float32",)
     samples, cap = (300_000, 20_000) if quick else (2_000_000, 1_000_000)
-    source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
+    source = SyntheticConfig(
+        samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7
+    )
     with tempfile.TemporaryDirectory() as folder:
         config = PrepareConfig(
-            source=source, path=str(Path(folder) / "data"), vocabulary=VocabularyConfig(min_count=1, tail_buckets=16)
+            source=source,
+            path=str(Path(folder) / "data"),
+            vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
         )
         dataset = prepare(config)
         rows = [
-            cell(dataset, Shape(width, batch, precision, regularized), 4 if quick else 10, stretch=5 if quick else 10)
+            cell(
+                dataset,
+                Shape(width, batch, precision, regularized),
+                4 if quick else 10,
+                stretch=5 if quick else 10,
+            )
             for regularized in (False, True)
             for width, batch in ((16, 2048), (64, 4096))
             for precision in precisions
         ]
         tables = dataset.table_rows()
     plain, regularized = ([row for row in rows if row["regularized"] == each] for each in (False, True))
-    config = {"bottom": BOTTOM, "top": TOP, "tables": tables, "samples": samples, "dense_optimizer": "Adagrad"}
+    config = {
+        "bottom": BOTTOM,
+        "top": TOP,
+        "tables": tables,
+        "samples": samples,
+        "dense_optimizer": "Adagrad",
+    }
     return {
         "config": {**config, "bf16_slowness": slowness},
         "metrics": {

@@ -1,12 +1,15 @@
-"""LightGBM on dense columns and out-of-fold target encodings, the usual choice for small click logs.
+"""LightGBM on dense columns and out-of-fold target encodings, the usual choice for small click
+logs.
 
-Each categorical feature becomes two columns. The first is the click rate of its value, shrunk towards the overall rate,
+Each categorical feature becomes two columns. The first is the click rate of its value, shrunk
+towards the overall rate,
 
     (P_v + a p) / (N_v + a),
 
-with P_v of N_v training samples positive, overall rate p, and a = 20 (Micci-Barreca 2001). Training samples are encoded
-out of fold, so that their own label is not in their columns (target leakage, Prokhorenkova et al. 2018). The second
-column is log(1 + N_v). A history is represented by its last value. Legend: N samples, F dense columns, S features.
+with P_v of N_v training samples positive, overall rate p, and a = 20 (Micci-Barreca 2001). Training
+samples are encoded out of fold, so that their own label is not in their columns (target leakage,
+Prokhorenkova et al. 2018). The second column is log(1 + N_v). A history is represented by its last
+value. Legend: N samples, F dense columns, S features.
 """
 
 from __future__ import annotations
@@ -85,19 +88,24 @@ class Encoder:
     """
 
     def __init__(self, train: Samples, rows: Sequence[int], seed: int) -> None:
-        self._rows, self._rate = rows, float(train.label.mean())
+        self._rows = rows
+        self._rate = float(train.label.mean())
         self._fold = np.random.default_rng(seed).integers(0, FOLDS, len(train.label))
         self._train = train
 
     def columns(self, samples: Samples) -> NDArray[np.float32]:
-        """Return ``[N, F + 2 S]`` columns; the training samples themselves are encoded out of fold."""
+        """Return ``[N, F + 2 S]`` columns; the training samples themselves are encoded out of
+        fold.
+        """
         parts = [samples.dense]
         for feature, rows in enumerate(self._rows):
             out_of_fold = samples is self._train
             parts.append(self._encode(samples.ids[:, feature], feature, rows, out_of_fold=out_of_fold))
         return np.concatenate(parts, axis=1)
 
-    def _encode(self, ids: NDArray[np.int32], feature: int, rows: int, *, out_of_fold: bool) -> NDArray[np.float32]:
+    def _encode(
+        self, ids: NDArray[np.int32], feature: int, rows: int, *, out_of_fold: bool
+    ) -> NDArray[np.float32]:
         # Value 0 stands for samples without a value.
         known = self._train.ids[:, feature].astype(np.int64) + 1
         cell = ids.astype(np.int64) + 1
@@ -132,10 +140,16 @@ class Grown:
 
 
 def grow(
-    splits: Mapping[str, Samples], rows: Sequence[int], *, seed: int, threads: int, quick: bool = False,
+    splits: Mapping[str, Samples],
+    rows: Sequence[int],
+    *,
+    seed: int,
+    threads: int,
+    quick: bool = False,
     grid: Sequence[Mapping[str, Any]] = GRID,
-) -> Grown:  # fmt: skip
-    """Grow trees on ``train``, stop and choose by the log loss of ``valid``, and score ``valid`` and ``test``.
+) -> Grown:
+    """Grow trees on ``train``, stop and choose by the log loss of ``valid``, and score ``valid``
+    and ``test``.
 
     `quick` grows twenty trees with the first settings.
     """
@@ -149,7 +163,9 @@ def grow(
     for settings in grid[:1] if quick else grid:
         start = time.perf_counter()
         tuned = {name: value for name, value in settings.items() if name != "encoded"}
-        chosen_columns = columns if settings["encoded"] else {split: samples.dense for split, samples in splits.items()}
+        chosen_columns = (
+            columns if settings["encoded"] else {split: samples.dense for split, samples in splits.items()}
+        )
         bins = lightgbm.Dataset(chosen_columns["train"], label=splits["train"].label)
         booster = lightgbm.train(
             {**FIXED, **tuned, "learning_rate": rate, "seed": seed, "num_threads": threads}, bins,
@@ -159,7 +175,14 @@ def grow(
         )  # fmt: skip
         loss = booster.best_score["valid_0"]["binary_logloss"]
         candidates.append(
-            (loss, len(candidates), settings, booster, time.perf_counter() - start + encoded, chosen_columns)
+            (
+                loss,
+                len(candidates),
+                settings,
+                booster,
+                time.perf_counter() - start + encoded,
+                chosen_columns,
+            )
         )
     _, _, settings, booster, seconds, chosen_columns = min(candidates, key=lambda each: each[:2])
     scores = {

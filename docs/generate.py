@@ -1,4 +1,6 @@
-"""Write the reference pages from the code: recipe fields, the command line, metrics, public names and figures."""
+"""Write the reference pages from the code: recipe fields, the command line, metrics, public names
+and figures.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def recipe() -> str:
     lines = [
         "# Recipe fields",
         "",
-        "A recipe is one YAML file. On the command line any field is set by its path, such as `train.batch_size=8192`. "
-        "This page is generated from the dataclasses of the code.",
+        "A recipe is one YAML file. On the command line any field is set by its path, such as "
+        "`train.batch_size=8192`. This page is generated from the dataclasses of the code.",
         "",
     ]
     for path, kind in _sections():
@@ -64,7 +66,9 @@ def _sections() -> Iterator[tuple[str, type]]:
         seen.add(kind)
         yield path, kind
         hints = typing.get_type_hints(kind, include_extras=True)
-        fields = [(f"{path}.{each.name}".lstrip("."), hints[each.name]) for each in dataclasses.fields(kind)]
+        fields = [
+            (f"{path}.{each.name}".lstrip("."), hints[each.name]) for each in dataclasses.fields(kind)
+        ]
         waiting = [(place, found) for place, hint in fields for found in _dataclasses(hint)] + waiting
 
 
@@ -218,10 +222,16 @@ def explanation(kind: type, field: str) -> tuple[str, str]:
 
 
 def _link(kind: type, field: str) -> str:
-    """Return a link from the reference to the page that explains a field; its text is the title of the page."""
+    """Return a link from the reference to the page that explains a field; its text is the title of
+    the page.
+    """
     _, target = explanation(kind, field)
     page = target.partition("#")[0]
-    title = "Metrics" if page == "reference/metrics.md" else (DOCS / page).read_text().splitlines()[0].lstrip("# ")
+    title = (
+        "Metrics"
+        if page == "reference/metrics.md"
+        else (DOCS / page).read_text().splitlines()[0].lstrip("# ")
+    )
     return f"[{title}](../{target})"
 
 
@@ -240,9 +250,11 @@ def _section(path: str, kind: type) -> Iterator[str]:
         what = "a section" if inner else f"`{_type(hints[each.name])}`"
         yield f"`{each.name}`"
         parts = (
-            f": {what}, {_default(each)}.", texts.get(each.name, ""), _abouts(hints[each.name]),
+            f": {what}, {_default(each)}.",
+            texts.get(each.name, ""),
+            _abouts(hints[each.name]),
             f"See {_link(kind, each.name)}.",
-        )  # fmt: skip
+        )
         yield " ".join(part for part in parts if part)
         yield ""
 
@@ -293,7 +305,9 @@ def _type(hint: Any) -> str:
 def _default(each: dataclasses.Field[Any]) -> str:
     if each.default is not dataclasses.MISSING:
         value = (
-            {None: "null", True: "true", False: "false", "": "empty", (): "none"}.get(each.default, each.default)
+            {None: "null", True: "true", False: "false", "": "empty", (): "none"}.get(
+                each.default, each.default
+            )
             if isinstance(each.default, (type(None), bool, str, tuple))
             else each.default
         )
@@ -309,7 +323,11 @@ def _texts(kind: type) -> dict[str, str]:
             continue
         body = _body(base)
         for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
                 found[field.target.id] = " ".join(str(text.value.value).split()).replace("``", "`")
     return found
 
@@ -346,24 +364,28 @@ def commands() -> str:
         "",
         "## Progress",
         "",
-        "On a terminal, a bar shows the completed share of the work and the remaining time (ETA), which is computed "
-        "from the pace of the last minute, without the time before the first unit was done. If the output is not a "
-        "terminal, a line is printed every ten seconds. With `-q`, nothing is printed. With `--json`, standard output "
-        "is the result as JSON, and standard error has one line of JSON for each event:",
+        "On a terminal, a bar shows the completed share of the work and the remaining time (ETA), which is "
+        "computed "
+        "from the pace of the last minute, without the time before the first unit was done. If the output "
+        "is not a "
+        "terminal, a line is printed every ten seconds. With `-q`, nothing is printed. With `--json`, "
+        "standard output is the result as JSON, and standard error has one line of JSON for each event:",
         "",
         "```json",
-        '{"event": "start", "time": 1780000000.0, "task": "train", "unit": "steps", "total": 4000, "done": 0}',
-        '{"event": "progress", "time": 1780000021.0, "task": "train", "unit": "steps", "total": 4000, "done": 800, '
-        '"seconds": 21.0, "eta_seconds": 80.1, "note": "loss 0.4612  41,200 samples/s"}',
+        '{"event": "start", "time": 1780000000.0, "task": "train", "unit": "steps", '
+        '"total": 4000, "done": 0}',
+        '{"event": "progress", "time": 1780000021.0, "task": "train", "unit": "steps", "total": 4000, '
+        '"done": 800, "seconds": 21.0, "eta_seconds": 80.1, "note": "loss 0.4612  41,200 samples/s"}',
         '{"event": "figures", "time": 1780000021.4, "step": 800, "values": {"train/loss": 0.4612}}',
-        '{"event": "message", "time": 1780000110.2, "text": "step 4000: validation AUC 0.78120, log loss 0.45310"}',
-        '{"event": "end", "time": 1780000110.9, "task": "train", "unit": "steps", "total": 4000, "done": 4000, '
-        '"seconds": 110.9}',
+        '{"event": "message", "time": 1780000110.2, "text": "step 4000: validation AUC '
+        '0.78120, log loss 0.45310"}',
+        '{"event": "end", "time": 1780000110.9, "task": "train", "unit": "steps", "total": 4000, "done": '
+        '4000, "seconds": 110.9}',
         '{"event": "error", "time": 1780000111.0, "text": "cannot write: no space left", "exit_code": 2}',
         "```",
         "",
-        "Later versions may add fields and events. `eta_seconds` is null while the remaining time is unknown. An "
-        "`error` is the last event.",
+        "Later versions may add fields and events. `eta_seconds` is null while the remaining time is "
+        "unknown. An `error` is the last event.",
         "",
     ]
     for name, command in action.choices.items():
@@ -376,7 +398,11 @@ def commands() -> str:
             if each.option_strings and each.nargs != 0:
                 shown += f" {each.metavar or each.dest.upper()}"
             shown = shown if isinstance(shown, str) else each.dest
-            text = (each.help or "").replace("%%", "%") % {**vars(each), "prog": command.prog} if each.help else ""
+            text = (
+                (each.help or "").replace("%%", "%") % {**vars(each), "prog": command.prog}
+                if each.help
+                else ""
+            )
             lines += [f"`{shown}`", f": {text}", ""]
         lines += ["```console", f"$ {(command.epilog or '').split(':', 1)[1].strip()}", "```", ""]
     return "\n".join(lines)
@@ -390,8 +416,8 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        "The table defines each metric. A metric that is undefined (samples of one class only, no users) is a dash in "
-        "tables and null in JSON.",
+        "The table defines each metric. A metric that is undefined (samples of one class only, no users) "
+        "is a dash in tables and null in JSON.",
         "",
         "| name in JSON and recipes | display name | better | definition |",
         "| --- | --- | --- | --- |",
@@ -418,13 +444,17 @@ INTERNAL = {
     "TieredEmbeddingBagCollection": ("extra_repr", "named"),
     "Trainer": ("build",),
 }  # fmt: skip
-"""Members of public classes that only other packages of StrataRec use. The reference leaves them out."""
+"""Members of public classes that only other packages of StrataRec use. The reference leaves them
+out.
+"""
 OTHER_BASES = ("Exception", "Module")
 """Base classes whose members the reference leaves out."""
 
 
 def public_members(value: Any) -> dict[str, Any]:
-    """Return the methods and properties of a public class that the reference lists, by name; none of a function."""
+    """Return the methods and properties of a public class that the reference lists, by name; none
+    of a function.
+    """
     members = {}
     for base in reversed(value.__mro__ if inspect.isclass(value) else ()):
         if base.__module__.startswith("stratarec") and base.__name__ not in OTHER_BASES:
@@ -447,9 +477,10 @@ def api() -> str:
         "",
         "All of these are names of `stratarec`. Everything else may change without notice.",
         "",
-        "The examples use the files of the [tutorial](../tutorial.md): the log `clicks.csv`, the recipe `clicks.yaml`, "
-        "the data set `data/clicks`, the run `runs/clicks` and the export `exported`. An example of a method continues "
-        "the example of its class.",
+        "The examples use the files of the [tutorial](../tutorial.md): the log `clicks.csv`, the recipe "
+        "`clicks.yaml`, "
+        "the data set `data/clicks`, the run `runs/clicks` and the export `exported`. An example of a "
+        "method continues the example of its class.",
         "",
     ]
     for name in stratarec.__all__:
@@ -475,9 +506,10 @@ def figures() -> str:
     lines = [
         "# Figures as bars",
         "",
-        "The bars are ratios from the result files in `benchmarks/results/`: a speed or size of StrataRec, divided by "
-        "that of a peer or of StrataRec without the feature. A bar beyond the line at 1 is in favour of StrataRec. "
-        "[Benchmarks](../benchmarks.md) explains each ratio, and has all other results.",
+        "The bars are ratios from the result files in `benchmarks/results/`: a speed or size of StrataRec, "
+        "divided by "
+        "that of a peer or of StrataRec without the feature. A bar beyond the line at 1 is in favour of "
+        "StrataRec. [Benchmarks](../benchmarks.md) explains each ratio, and has all other results.",
         "",
     ]
     for file in sorted(RESULTS.glob("*.json")):
@@ -508,8 +540,10 @@ def _bars(ratios: dict[str, float]) -> Iterator[str]:
     for name, value in ratios.items():
         kind = "for" if value >= 1 else "against"
         yield (
-            f'<div><span>{name.replace("_", " ")}</span><span class="track" style="--one: {100 / most:.1f}%">'
-            f'<i class="{kind}" style="width: {100 * value / most:.1f}%"></i></span><b>{value:.2f}</b></div>'
+            f'<div><span>{name.replace("_", " ")}</span><span class="track" style="--one: '
+            f'{100 / most:.1f}%">'
+            f'<i class="{kind}" style="width: '
+            f'{100 * value / most:.1f}%"></i></span><b>{value:.2f}</b></div>'
         )
     yield "</div>"
 

@@ -1,4 +1,5 @@
-"""Write synthetic logs of a shop: `clicks.csv` with five days of shown items and clicks, and `tomorrow.csv`.
+"""Write synthetic logs of a shop: `clicks.csv` with five days of shown items and clicks, and
+`tomorrow.csv`.
 
 With --news, also write `news.parquet`, a log of clicks alone.
 """
@@ -13,7 +14,9 @@ import polars as pl
 
 
 def make_log(folder: Path, rows: int = 12_000, seed: int = 1) -> None:
-    """Write a log in which users prefer some items, click less at high prices, and click less on phones."""
+    """Write a log in which users prefer some items, click less at high prices, and click less on
+    phones.
+    """
     random = np.random.default_rng(seed)
     user, item = random.zipf(1.3, rows) % 800, random.zipf(1.2, rows) % 400
     country = np.array(["de", "fr", "it", "pl"])[user % 4]
@@ -47,13 +50,19 @@ def make_clicks(path: Path, clicks: int = 6_000) -> None:
     article = 40 * topic + random.zipf(1.4, clicks) % 40
     start = np.datetime64("2026-05-01", "ms").astype(np.int64)
     time = start + session * 240_000 + np.arange(clicks) % 60 * 1_000
-    pl.DataFrame({"user": user, "session": session, "article": article, "time": time}).sort("time").write_parquet(path)
+    pl.DataFrame({"user": user, "session": session, "article": article, "time": time}).sort(
+        "time"
+    ).write_parquet(path)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(), help="write to this folder (default: the current one)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="write to this folder (default: the current one)",
     )
     parser.add_argument("--news", action="store_true", help="also write a log of clicks alone")
     arguments = parser.parse_args()

@@ -1,12 +1,12 @@
 """A web service for an exported model.
 
-    pip install fastapi uvicorn
-    stratarec export runs/clicks -o exported
-    uvicorn service:app          # with EXPORTED=exported in the environment, or a directory of that name
+    pip install fastapi uvicorn stratarec export runs/clicks -o exported uvicorn service:app
+    # with EXPORTED=exported in the environment, or a directory of that name
 
     curl localhost:8000/score -H 'content-type: application/json' \
         -d '{"columns": {"user": ["u1", "u1"], "item": ["i1", "i2"], "country": ["de", "de"],
-                         "device": ["phone", "phone"], "price": [9.5, 20], "item_history": [["i7"], ["i7"]]}}'
+                         "device": ["phone", "phone"], "price": [9.5, 20], "item_history": [["i7"],
+                         ["i7"]]}}'
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from stratarec import Scorer, StrataError
 
-# Each request has its own thread. Several torch threads a request would wait for each other longer than a row takes.
+# Each request has its own thread. Several torch threads a request would wait for each other longer
+# than a row takes.
 torch.set_num_threads(1)
 scorer = Scorer.open(os.environ.get("EXPORTED", "exported"))
 app = FastAPI(title="clicks")

@@ -1,6 +1,7 @@
 """Programs that add an entry to a registry as a package of a user does, and train with it.
 
-A codec or an eviction policy is part of compiled kernels, so it is registered before they are loaded, in a new process.
+A codec or an eviction policy is part of compiled kernels, so it is registered before they are
+loaded, in a new process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ result = Trainer(recipe, prepared(recipe.data), SilentProgress()).train()
 
 
 def train_with(registers: str, tmp_path: Path, changes: str, checks: str) -> str:
-    """Run a program that registers an entry, trains a tiny recipe and checks its result; return what it prints.
+    """Run a program that registers an entry, trains a tiny recipe and checks its result; return
+    what it prints.
 
     Parameters
     ----------
@@ -36,7 +38,10 @@ def train_with(registers: str, tmp_path: Path, changes: str, checks: str) -> str
     program.write_text(f"import sys\nfrom pathlib import Path\n{registers}{_TRAIN}{checks}")
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path), changes],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,6 +1,8 @@
-"""Conformance tests of row codecs: subclass the suites that fit the codec, and define `config` and `golden` bytes.
+"""Conformance tests of row codecs: subclass the suites that fit the codec, and define `config` and
+`golden` bytes.
 
-Shapes: n rows, D width. Every statistical test has fixed seeds and a bound of five standard deviations.
+Shapes: n rows, D width. Every statistical test has fixed seeds and a bound of five standard
+deviations.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class CodecTests:
 
     config: ClassVar[CodecConfig]
     golden: ClassVar[str]
-    """Hexadecimal record of `GOLDEN_ROW` with key 7, write 11, row state 0.3 and full state 1/3, stored as bf16."""
+    """Hexadecimal record of `GOLDEN_ROW` with key 7, write 11, row state 0.3 and full state 1/3,
+    stored as bf16.
+    """
 
     def codec(self, width: int) -> RecordCodec:
         """Return a codec without optimizer state."""
@@ -82,14 +86,18 @@ class CodecTests:
     def test_constant_rows_keep_their_value(self, value: float) -> None:
         codec, count = self.codec(33), 4096
         rows = np.full((1, 33), value, dtype=np.float32)
-        result = decoded(codec, encoded(codec, level_of(codec, rows), keys_of(count))).weights.astype(np.float64)
+        result = decoded(codec, encoded(codec, level_of(codec, rows), keys_of(count))).weights.astype(
+            np.float64
+        )
         exact = float(rows[0, 0])
         if not codec.layout.levels:
             step = float(float_step(rows[:, 0], self.config.kind)[0])
         elif codec.layout.wide_parameters:
             step = 0.0
         else:
-            step = float(float_step(rows[:, 0], "fp16")[0]) / codec.layout.levels * (1 + 2.0**-10) + 2.0**-24
+            step = (
+                float(float_step(rows[:, 0], "fp16")[0]) / codec.layout.levels * (1 + 2.0**-10) + 2.0**-24
+            )
         storage = np.float16 if self.config.kind == "fp16" or codec.layout.levels else np.float32
         if float(storage(exact)) == exact and self.config.kind != "bf16":
             step = 0.0
@@ -104,7 +112,10 @@ class CodecTests:
         codec = RecordCodec(replace(self.config, state="bf16"), width=width, row_state=True, full_state=1)
         level = level_of(codec, np.ones((1, width), dtype=np.float32))
         back = decoded(codec, encoded(codec, level, keys_of(count)))
-        pairs = ((back.row_state, level.row_state), (back.full_state.reshape(count, width), level.full_state))
+        pairs = (
+            (back.row_state, level.row_state),
+            (back.full_state.reshape(count, width), level.full_state),
+        )
         for stored, exact in pairs:
             error = (stored.astype(np.float64) - exact) / float_step(exact, "bf16")
             assert np.abs(error.mean(axis=0)).max() <= 5 / 2 / np.sqrt(count)
@@ -128,7 +139,9 @@ class CodecTests:
         kind = self.config.kind
         if codec.layout.levels:
             wide = codec.layout.wide_parameters
-            representable = [[-1.5e38, 0, 1.5e38]] if wide else [[-65504.0, 0, 65504.0], [65504.0, 65504.0, 65504.0]]
+            representable = (
+                [[-1.5e38, 0, 1.5e38]] if wide else [[-65504.0, 0, 65504.0], [65504.0, 65504.0, 65504.0]]
+            )
             refused = [[-3e38, 0, 3e38]] if wide else [[-65505.0, 0, 0], [65536.0, 7e4, 7e4], [0, 0, 3e38]]
         else:
             largest = LARGEST[kind]
@@ -136,7 +149,9 @@ class CodecTests:
             refused = [] if kind == "fp32" else [[0, largest * (1 + 2.0**-22), 0], [-3.4e38, 0, 0]]
         for row in representable:
             rows = np.array([row], dtype=np.float32)
-            assert np.isfinite(decoded(codec, encoded(codec, level_of(codec, rows), keys_of(200))).weights).all()
+            assert np.isfinite(
+                decoded(codec, encoded(codec, level_of(codec, rows), keys_of(200))).weights
+            ).all()
         for row in refused:
             level = level_of(codec, np.array([[0, 0, 0], row, row], dtype=np.float32))
             order, records = np.arange(3, dtype=np.int64), np.zeros((3, codec.record_bytes), dtype=np.uint8)
@@ -190,7 +205,10 @@ class CodecTests:
             clock=np.empty(0, dtype=np.int32),
             width=7,
         )
-        assert encoded(codec, level, np.array([7], dtype=np.uint64), write=11)[0].tobytes().hex() == self.golden
+        assert (
+            encoded(codec, level, np.array([7], dtype=np.uint64), write=11)[0].tobytes().hex()
+            == self.golden
+        )
 
     def test_identity_creates_the_same_codec(self) -> None:
         for codec in every_shape(self.config, 7):
@@ -212,7 +230,9 @@ class CodecTests:
             codec, rows = self.codec(len(row)), np.array([row], dtype=np.float32)
             expected = reference.encode(rows[0], np.float32(0), rows[0], key, write, codec.layout)
             records, zero = np.zeros((1, codec.record_bytes), dtype=np.uint8), np.zeros(1, dtype=np.int64)
-            refused = codec.encode(level_of(codec, rows), zero, records, zero, np.array([key], dtype=np.uint64), write)
+            refused = codec.encode(
+                level_of(codec, rows), zero, records, zero, np.array([key], dtype=np.uint64), write
+            )
             assert refused == (0 if expected is None else -1)
             if expected is not None:
                 assert records[0].tobytes() == expected
@@ -248,16 +268,22 @@ class NearestFloatTests(CodecTests):
 
 
 class QuantisedTests(CodecTests):
-    """Additional tests of codecs with codes between the smallest and the largest weight of a row."""
+    """Additional tests of codecs with codes between the smallest and the largest weight of a
+    row.
+    """
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_steps_are_no_wider_than_documented(self, width: int) -> None:
         codec, rows = self.codec(width), difficult_rows(width)
-        scale, offset = stored_parameters(codec, encoded(codec, level_of(codec, rows), keys_of(len(rows)))).T
+        scale, offset = stored_parameters(
+            codec, encoded(codec, level_of(codec, rows), keys_of(len(rows)))
+        ).T
         least, most = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
         if codec.layout.wide_parameters:
             assert (offset == least).all()
-            assert (scale <= np.maximum((most - least) / codec.layout.levels * (1 + 2.0**-22), 2.0**-126)).all()
+            assert (
+                scale <= np.maximum((most - least) / codec.layout.levels * (1 + 2.0**-22), 2.0**-126)
+            ).all()
         else:
             step = float_step(least.astype(np.float32), "fp16")
             assert ((offset <= least) & (offset >= least - step)).all()

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-# Set before torch starts its threads: with two test processes on two cores, spinning threads take time from each other,
-# and teams wait for threads without a core. So whole runs use one thread, and `threads` gives kernels and tables two.
+# Set before torch starts its threads: with two test processes on two cores, spinning threads take
+# time from each other, and teams wait for threads without a core. So whole runs use one thread, and
+# `threads` gives kernels and tables two.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,7 +19,8 @@ if os.environ.get("NUMBA_DISABLE_JIT") == "1":
 
     interpreted.install()
 
-# Fixtures import torch and modules that import it, because the process that distributes tests does not need them.
+# Fixtures import torch and modules that import it, because the process that distributes tests does
+# not need them.
 from pathlib import Path
 
 import forked
@@ -29,7 +31,9 @@ ONE_WORKER = ("data/ray", "distributed")
 """Folders whose tests share processes that take long to start."""
 
 LONGEST = ("training", "serving", "test_estimator")
-"""Folders and files whose groups of tests take longest. They run early, so that workers end at the same time."""
+"""Folders and files whose groups of tests take longest. They run early, so that workers end at the
+same time.
+"""
 
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
@@ -52,7 +56,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use a worker per processor, up to four: more of them interrupt each other's teams of threads, which then wait."""
+    """Use a worker per processor, up to four: more of them interrupt each other's teams of threads,
+    which then wait.
+    """
     return min(os.cpu_count() or 1, 4)
 
 
@@ -60,8 +66,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort and group tests for the workers.
 
-    Folders of one worker, files with slow tests and long files come first, so that no worker starts one while the
-    others are idle. One worker runs the tests of a class or file, so that its fixtures are built once.
+    Folders of one worker, files with slow tests and long files come first, so that no worker starts
+    one while the others are idle. One worker runs the tests of a class or file, so that its
+    fixtures are built once.
     """
     groups = {item: _group(item) for item in items}
     items.sort(
@@ -100,7 +107,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> None:
-    """Fill `torch.empty` with NaN (and the largest integers), so that tests notice output that is not written."""
+    """Fill `torch.empty` with NaN (and the largest integers), so that tests notice output that is
+    not written.
+    """
     import torch
 
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -123,7 +132,9 @@ def small_disk() -> Iterator[Path]:
     if not shutil.which("unshare"):
         pytest.skip("unshare is not installed, which mounts a small disk")
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
         try:

@@ -1,4 +1,6 @@
-"""Jobs of tests in a process with a lazy device: the same trainings on the device and on the CPU."""
+"""Jobs of tests in a process with a lazy device: the same trainings on the device and on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def small(config: Any) -> Any:
     """Return a copy of a model configuration with small sizes."""
     given = {field.name: getattr(config, field.name) for field in fields(config)}
     least = {name: min(value, given[name]) for name, value in _LEAST.items() if given.get(name)}
-    return replace(config, **least, **{name: (8,) for name, value in given.items() if name.endswith("_mlp") and value})
+    return replace(
+        config, **least, **{name: (8,) for name, value in given.items() if name.endswith("_mlp") and value}
+    )
 
 
 def _shipped() -> dict[str, dict[str, Any]]:
@@ -90,10 +94,15 @@ def _shipped() -> dict[str, dict[str, Any]]:
         model, train = small(recipe.model), recipe.train
         grouped = "session: " in path.read_text()
         results[f"{model}, {train.clip_rows}, {train.embedding.rows}, {grouped}"] = {
-            "name": f"recipe {path.stem}", "kind": model.kind, "shipped": model, "grouped": grouped,
-            "train": {name: getattr(train, name) for name in ("clip_norm", "clip_rows", "average", "dense")},
+            "name": f"recipe {path.stem}",
+            "kind": model.kind,
+            "shipped": model,
+            "grouped": grouped,
+            "train": {
+                name: getattr(train, name) for name in ("clip_norm", "clip_rows", "average", "dense")
+            },
             "rows": train.embedding,
-        }  # fmt: skip
+        }
     return {case["name"]: case for case in results.values()}
 
 
@@ -102,7 +111,9 @@ CASES |= SHIPPED
 
 
 def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainConfig]:
-    """Build the model of a case, with its rows in the memory of `rows_on`, and its training settings."""
+    """Build the model of a case, with its rows in the memory of `rows_on`, and its training
+    settings.
+    """
     tiers = TierConfig(device=rows_on)
     if "shipped" in case:
         model = build_model(case["shipped"], schema(), ROWS, seed=3, optimizer=case["rows"], tiers=tiers)
@@ -113,7 +124,9 @@ def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainCo
     config = replace(config, history=HistoryConfig(pooling=pooling))
     config = small(config) if case.get("small") else config
     rows = case.get("rows", RowOptimizerConfig(kind="adagrad", learning_rate=0.05))
-    tiers = replace(tiers, tables={"item": TableTier(home="dram", cache_rows=64)} if case.get("tiers") else {})
+    tiers = replace(
+        tiers, tables={"item": TableTier(home="dram", cache_rows=64)} if case.get("tiers") else {}
+    )
     model = build_model(config, schema(), ROWS, seed=3, optimizer=rows, tiers=tiers)
     return model, TrainConfig(**case.get("train", {}))
 
@@ -150,10 +163,17 @@ def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") 
 
 
 def compare(names: Sequence[str], steps: int) -> None:
-    """Print, as JSON, the losses of each case on the CPU and on the device; models are small for many steps."""
+    """Print, as JSON, the losses of each case on the CPU and on the device; models are small for
+    many steps.
+    """
     cases = {name: {**CASES[name], "small": steps > 40} for name in names}
     print(
-        json.dumps({name: [losses(case, device, steps) for device in ("cpu", "lazy")] for name, case in cases.items()})
+        json.dumps(
+            {
+                name: [losses(case, device, steps) for device in ("cpu", "lazy")]
+                for name, case in cases.items()
+            }
+        )
     )
 
 
@@ -179,22 +199,30 @@ FAULTS: dict[str, dict[str, Any]] = {
         "lazy_device.Stream.wait_event": lambda stream, event: stream.is_main or _WAIT(stream, event)
     },
     "what comes down does not wait for the network": {
-        "lazy_device.Stream.wait_event": lambda stream, event: _WAIT(stream, event) if stream.is_main else None
+        "lazy_device.Stream.wait_event": lambda stream, event: (
+            _WAIT(stream, event) if stream.is_main else None
+        )
     },
     "the host does not wait": {ACCELERATOR + "DeviceTransfers.wait": lambda self: None},
-    "buffers of copies are taken again too early": {ACCELERATOR + "_Pinned.busy": lambda self, tensor, copy: None},
+    "buffers of copies are taken again too early": {
+        ACCELERATOR + "_Pinned.busy": lambda self, tensor, copy: None
+    },
     "batches are used before they arrive": {"stratarec.embedding.rings.Place.wait": lambda self: None},
     "the host reads a number": {
         _LOSS: lambda self, logits, batch: _MEAN(self, logits * float(logits.abs().max() < 1e9), batch)
     },
     "the host takes an array": {
-        _LOSS: lambda self, logits, batch: _MEAN(self, logits + torch.from_numpy(logits.detach().numpy()), batch)
+        _LOSS: lambda self, logits, batch: _MEAN(
+            self, logits + torch.from_numpy(logits.detach().numpy()), batch
+        )
     },
 }
 
 
 def find() -> None:
-    """Print, as JSON, by which schedule each fault is detected first, or null; under "" is no fault."""
+    """Print, as JSON, by which schedule each fault is detected first, or null; under "" is no
+    fault.
+    """
     case = CASES["fm"]
     expected, actual = losses(case, "cpu", 3), dict[str, str | None]()
     for name, patch in {"": {}, **FAULTS}.items():
@@ -216,13 +244,23 @@ def find() -> None:
 
 
 def whole(root: str) -> None:
-    """Compare runs on the CPU, on the device, and alternating between both, and scores on both devices."""
+    """Compare runs on the CPU, on the device, and alternating between both, and scores on both
+    devices.
+    """
     home = Path(root)
     record(open_device("lazy"), {})
 
     def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Recipe:
-        config = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9})
-        config["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8], "dropout": 0.1, "batch_norm": True}
+        config = tiny(
+            home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9}
+        )
+        config["model"] = {
+            "kind": "dcnv2",
+            "embedding_dim": 4,
+            "deep_mlp": [8],
+            "dropout": 0.1,
+            "batch_norm": True,
+        }
         recipe = Recipe.from_dict(config)
         trainer = Trainer(recipe, prepared(recipe.data))
         if at:
@@ -254,13 +292,19 @@ def whole(root: str) -> None:
         ):
             assert opened.model.device.type == (device or "lazy")
             scores.append(
-                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())
+                score_split(
+                    opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()
+                )
             )
     np.testing.assert_array_equal(*(part.logit for part in scores))
     print(json.dumps(len(scores[0].logit)))
 
 
-_UPDATE, _PIN, _TAKEN = TrainPipeline.update_network, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
+_UPDATE, _PIN, _TAKEN = (
+    TrainPipeline.update_network,
+    lazy_device.Driver.__base__.pinned,
+    accelerator._Pinned._allocate,
+)
 _FAILING: set[str] = set()
 
 
@@ -270,12 +314,14 @@ def _failing_update(pipeline: TrainPipeline, step: int) -> None:
         lazy_device.Chip.broken = "chip" in _FAILING
         lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
         if "pinned" in _FAILING:
-            accelerator._Pinned._allocate = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
+            # torch refuses it here
+            accelerator._Pinned._allocate = lambda self, size: _PIN(self._driver, size)
     _UPDATE(pipeline, step)
 
 
 def failures(root: str) -> None:
-    """Print, as JSON, the reports of runs whose device fails; each run resumes on the CPU with bitwise equal results.
+    """Print, as JSON, the reports of runs whose device fails; each run resumes on the CPU with
+    bitwise equal results.
 
     A run without pinned memory does not fail.
     """
@@ -288,7 +334,9 @@ def failures(root: str) -> None:
 
     def trained(name: str, device: str, *, resume: bool = False) -> None:
         cadence = {"every_steps": 2, "keep": 2}
-        config = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, checkpoint=cadence)
+        config = tiny(
+            home, run=str(home / name), device=device, max_steps=9, eval_every=5, checkpoint=cadence
+        )
         config["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8]}
         recipe = Recipe.from_dict(config)
         Trainer(recipe, prepared(recipe.data), Said()).train(resume=resume)
@@ -321,7 +369,8 @@ def _mended() -> None:
 
 def _limited(size: int) -> None:
     """Limit the free memory of the device to `size` bytes."""
-    lazy_device.Chip.limit, lazy_device.Chip.short = 0, False
+    lazy_device.Chip.limit = 0
+    lazy_device.Chip.short = False
     gc.collect()
     for stream in lazy_device._STREAMS:
         stream.drain()
@@ -329,7 +378,9 @@ def _limited(size: int) -> None:
 
 
 def small_memory(root: str) -> None:
-    """Print, as JSON, the messages about a batch, and about one sample, that exceed the memory of the device."""
+    """Print, as JSON, the messages about a batch, and about one sample, that exceed the memory of
+    the device.
+    """
     home, errors, chip = Path(root), [], lazy_device.Chip
     record(open_device("lazy"), {})
 
@@ -340,7 +391,8 @@ def small_memory(root: str) -> None:
         )
         chip.most = chip.held
         before = chip.held
-        # Evaluations use batches of 8,192 samples, whose activations exceed those of these trainings.
+        # Evaluations use batches of 8,192 samples, whose activations exceed those of these
+        # trainings.
         with damaged({"stratarec.training.evaluate.BATCH": 32}):
             Trainer(recipe, prepared(recipe.data)).train(overwrite=True)
         return chip.most - before
@@ -385,7 +437,9 @@ def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
 
 def run(code: str, schedule: str = "random1", **options: Any) -> Any:
     """Return the JSON that `code` prints in a process with a lazy device."""
-    head = f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
+    head = (
+        f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
+    )
     # Segments of samples are used however few ids they save.
     head += "import device_jobs\ndevice_jobs.request_module._LEAST_SAVED = float('-inf')\n"
     done = forked.python(head + code, **options)

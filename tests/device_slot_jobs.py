@@ -1,4 +1,6 @@
-"""Jobs of `tests/embedding/test_device_slots.py`, each in a process where Triton interprets its kernels."""
+"""Jobs of `tests/embedding/test_device_slots.py`, each in a process where Triton interprets its
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,23 @@ from stratarec.kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from stratarec.kernels.update import Gradients
 from stratarec.testing.codecs import difficult_rows, level_of
 
-# NumPy warns of operations that processors allow: infinity times 0, numbers outside an integer type.
+# NumPy warns of operations that processors allow: infinity times 0, numbers outside an integer
+# type.
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
 
 
 def compare(numbers: tuple[int, ...]) -> None:
-    """Print, as JSON, which results of workloads differ from those of slots in DRAM, and how many there are."""
+    """Print, as JSON, which results of workloads differ from those of slots in DRAM, and how many
+    there are.
+    """
     actual = []
     for number in numbers:
-        expected, results = (list(slot_memories.results(kind, **DEVICE_WORK[number])) for kind in ("plain", "device"))
-        differing = [place for place, pair in enumerate(zip(expected, results, strict=True)) if pair[0] != pair[1]]
+        expected, results = (
+            list(slot_memories.results(kind, **DEVICE_WORK[number])) for kind in ("plain", "device")
+        )
+        differing = [
+            place for place, pair in enumerate(zip(expected, results, strict=True)) if pair[0] != pair[1]
+        ]
         actual.append((differing, len(results)))
     print(json.dumps(actual))
 
@@ -58,20 +67,25 @@ def _memories(optimizer: RowOptimizerConfig, rows: int, width: int, seed: int = 
 def _group(widths: int, rows: tuple[int, ...], pooling: str) -> Any:
     tables: list[Any] = [
         EmbeddingBagConfig(
-            name=f"t{place}", num_embeddings=count, embedding_dim=widths, feature_names=(f"f{place}",),
+            name=f"t{place}",
+            num_embeddings=count,
+            embedding_dim=widths,
+            feature_names=(f"f{place}",),
             pooling=pooling,  # type: ignore[arg-type]
         )
         for place, count in enumerate(rows)
-    ]  # fmt: skip
+    ]
     columns = {f"f{place}": place * widths for place in range(len(rows))}
     return group_layout(tables, columns, np.cumsum([0, *rows[:-1]]).tolist(), rows)
 
 
 def kernels() -> None:
-    """Print, as JSON, the largest relative difference of single steps from the CPU's, by case, at odd sizes."""
+    """Print, as JSON, the largest relative difference of single steps from the CPU's, by case, at
+    odd sizes.
+    """
     results = {}
-    # Rules that add up a row's numbers at both widths, both kinds of bags at each width. Numba takes five seconds to
-    # compile a rule for a width.
+    # Rules that add up a row's numbers at both widths, both kinds of bags at each width. Numba
+    # takes five seconds to compile a rule for a width.
     cases = (
         ("sgd", 5, True), ("rowwise_adagrad", 5, False), ("rowwise_adagrad", 48, True), ("adagrad", 48, False),
         ("rowwise_adam", 5, True), ("rowwise_adam", 48, False), ("adam", 5, False),
@@ -92,10 +106,15 @@ def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: 
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     limit = np.where(np.arange(offsets[-1]) < offsets[samples], *rows)
     bags = BagBatch(
-        values=(draws.random(len(limit)) * limit).astype(np.int32), offsets=None if singles else offsets, weights=None,
-        batch=samples, key=np.arange(2),
-    )  # fmt: skip
-    gradients = Gradients(torch.from_numpy(draws.standard_normal((samples, 2 * width), dtype=np.float32)), ())
+        values=(draws.random(len(limit)) * limit).astype(np.int32),
+        offsets=None if singles else offsets,
+        weights=None,
+        batch=samples,
+        key=np.arange(2),
+    )
+    gradients = Gradients(
+        torch.from_numpy(draws.standard_normal((samples, 2 * width), dtype=np.float32)), ()
+    )
     results = []
     for memory in _memories(optimizer, sum(rows), width):
         pooled = torch.full((samples, 2 * width), torch.nan)
@@ -107,12 +126,15 @@ def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: 
         results.append([pooled.numpy().reshape(-1), norms, *parts])
     assert not any(np.isnan(part).any() for result in results for part in result)
     return max(
-        float(np.abs(a - b).max(initial=0) / max(np.abs(a).max(initial=0), 1)) for a, b in zip(*results, strict=True)
+        float(np.abs(a - b).max(initial=0) / max(np.abs(a).max(initial=0), 1))
+        for a, b in zip(*results, strict=True)
     )
 
 
 def codecs() -> None:
-    """Print, as JSON, how many codecs were compared by bytes, verdicts and decoded numbers, and which differ."""
+    """Print, as JSON, how many codecs were compared by bytes, verdicts and decoded numbers, and
+    which differ.
+    """
     wrong, count = [], 0
     for place, (kind, rounding, parameters) in enumerate(
         product(("fp32", "fp16", "bf16", "int8", "int4"), ("nearest", "stochastic"), ("fp16", "fp32"))
@@ -133,7 +155,10 @@ def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) 
         rows[7, -1] = (np.nan, np.inf, -np.inf, 7e4)[seed % 4]
     level = level_of(codec, rows)
     count, draws = len(rows), np.random.default_rng(seed)
-    places, keys = draws.permutation(count + 3)[:count], draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2
+    places, keys = (
+        draws.permutation(count + 3)[:count],
+        draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2,
+    )
     results = []
     for memory in _memories(optimizer, count, codec.width):
         memory.write(np.arange(count), level, np.arange(count))
@@ -144,7 +169,9 @@ def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) 
             memory.decode(codec, records, places, np.arange(count)[::-1].copy())
         decoded = memory.read(np.arange(count))
         # The CPU's kernels stop at a record that does not fit.
-        results.append((bad, records.tobytes() if bad < 0 else b"", *(part.tobytes() for part in decoded.parts)))
+        results.append(
+            (bad, records.tobytes() if bad < 0 else b"", *(part.tobytes() for part in decoded.parts))
+        )
     return bool(results[0] == results[1])
 
 
@@ -169,7 +196,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "the last bag is left out": ("pooling.gpu", "valid = bag < bags", "valid = bag < bags - 1"),
     "another order of additions": ("simd.gpu", "return halve(lanes, K, LANES)", "return tl.sum(x, 1)"),
     "noise of another column": ("codec.gpu", _COLUMN.format("column"), _COLUMN.format("(column + 1)")),
-    "codes are clamped early": ("codec.gpu", "tl.minimum(floor + up, LEVELS)", "tl.minimum(floor + up, LEVELS - 1)"),
+    "codes are clamped early": (
+        "codec.gpu",
+        "tl.minimum(floor + up, LEVELS)",
+        "tl.minimum(floor + up, LEVELS - 1)",
+    ),
     "state stays": ("random.gpu", "if ROW_STATE:", "if ROW_STATE and K < 0:"),
     "clocks stand still": ("update.gpu", "valid, 0) + 1, valid)", "valid, 0), valid)"),
 }
@@ -197,15 +228,16 @@ def _differs(number: int) -> bool:
 
 
 def refused() -> None:
-    """Print, as JSON, the errors of slots that a GPU cannot have: too many, of an optimizer of another package, and in
-    the memory of another kind of device.
+    """Print, as JSON, the errors of slots that a GPU cannot have: too many, of an optimizer of
+    another package, and in the memory of another kind of device.
     """
     sgd, errors = RowOptimizerConfig(kind="sgd"), []
     added = mock.patch.dict(ROW_OPTIMIZERS, {"sgd": RowOptimizer(update=lambda *given: None)})
     for build in (
-        lambda: device(Level0(), 1 << 31, 4, sgd), lambda: device(Level0(), 9, 4, sgd),
+        lambda: device(Level0(), 1 << 31, 4, sgd),
+        lambda: device(Level0(), 9, 4, sgd),
         lambda: Level0(torch.device("meta")),
-    ):  # fmt: skip
+    ):
         with added:
             try:
                 build()
@@ -215,7 +247,9 @@ def refused() -> None:
 
 
 def homes(numbers: tuple[int, ...]) -> None:
-    """Print, as JSON, which results of workloads with int8 and int4 homes in GPU memory differ from homes in DRAM."""
+    """Print, as JSON, which results of workloads with int8 and int4 homes in GPU memory differ from
+    homes in DRAM.
+    """
     actual = []
     for number in numbers:
         results = []
@@ -239,12 +273,14 @@ CROSSINGS: tuple[tuple[Form, Form], ...] = (
     (("device", "dram", 32, "int8"), ("plain", "dram", 32, "int8")),
     (("plain", "dram", 32, "int8"), ("device", "dram", 32, "int8")),
 )
-"""Forms in which tables are saved and loaded. Slots of two forms differ only if records are exact."""
+"""Forms in which tables are saved and loaded. Slots of two forms differ only if records are
+exact.
+"""
 
 
 def crossing(numbers: tuple[int, ...]) -> None:
-    """Print, as JSON, what is said when tables are loaded in another form, and whether they train as on the CPU; then
-    the error for a checkpoint of another layout.
+    """Print, as JSON, what is said when tables are loaded in another form, and whether they train
+    as on the CPU; then the error for a checkpoint of another layout.
     """
     results = []
     for number in numbers:
@@ -260,8 +296,8 @@ def crossing(numbers: tuple[int, ...]) -> None:
 
 
 def _continued(saved: Form, loaded: Form, layout: str = "") -> Iterator[bytes]:
-    """Yield what loading says, and the bytes of tables that were trained and saved in one form, and trained further in
-    another. With a `layout`, the checkpoint claims that its records have it.
+    """Yield what loading says, and the bytes of tables that were trained and saved in one form, and
+    trained further in another. With a `layout`, the checkpoint claims that its records have it.
     """
     optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
     tables = [
@@ -285,5 +321,7 @@ def _continued(saved: Form, loaded: Form, layout: str = "") -> Iterator[bytes]:
                 manifest = module.save(Path(folder))
                 manifest["groups"][1]["home"]["layout"] = layout or manifest["groups"][1]["home"]["layout"]
         for table in tables:
-            yield b"".join(part.contiguous().numpy().tobytes() for part in module.table(table.name).values())
+            yield b"".join(
+                part.contiguous().numpy().tobytes() for part in module.table(table.name).values()
+            )
         module.close()

@@ -22,7 +22,9 @@ def missing(words: str, text: str | Iterable[str]) -> list[str]:
 def refuses(
     error: type[Exception] | tuple[type[Exception], ...], words: str
 ) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """Expect an error whose message contains the words: its field, file, row or column, and the values."""
+    """Expect an error whose message contains the words: its field, file, row or column, and the
+    values.
+    """
     with pytest.raises(error) as caught:
         yield caught
     assert not missing(words, str(caught.value)), str(caught.value)

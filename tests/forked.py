@@ -1,8 +1,10 @@
-"""Run commands in processes that are forked from a process with all imports: a start takes a tenth of the time.
+"""Run commands in processes that are forked from a process with all imports: a start takes a tenth
+of the time.
 
-One server process serves all workers of a session. It runs no kernel and starts no thread, so that a fork loses
-nothing. The encoding of streams and the options of the interpreter are those of the server, and closed pipes end a
-command in another way. Tests of these properties start a new Python process.
+One server process serves all workers of a session. It runs no kernel and starts no thread, so that
+a fork loses nothing. The encoding of streams and the options of the interpreter are those of the
+server, and closed pipes end a command in another way. Tests of these properties start a new Python
+process.
 """
 
 from __future__ import annotations
@@ -46,10 +48,13 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `stratarec` with these arguments; `before` is Python code that is executed first.
 
-    The command reads `stdin`, or nothing. The result contains its output, except output that is redirected to `stdout`.
+    The command reads `stdin`, or nothing. The result contains its output, except output that is
+    redirected to `stdout`.
     """
     code = "import sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
-    return python(f"{before}\n{code}", arguments, cwd=cwd, environment=environment, stdin=stdin, stdout=stdout)
+    return python(
+        f"{before}\n{code}", arguments, cwd=cwd, environment=environment, stdin=stdin, stdout=stdout
+    )
 
 
 def python(
@@ -62,7 +67,11 @@ def python(
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -c code` with these arguments; the other parameters are those of `run`."""
-    with Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with (
+        Path(os.devnull).open() as nothing,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
         line = _line(threading.get_ident())
         chosen = (nothing if stdin is None else stdin, stdout or out, err)
         streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
@@ -105,7 +114,9 @@ def _text(file: IO[str]) -> str:
 
 
 def start() -> None:
-    """Start the server for this process and its children; the server imports modules at the first request."""
+    """Start the server for this process and its children; the server imports modules at the first
+    request.
+    """
     if _NAME in os.environ:
         return
     os.environ[_NAME] = f"stratarec-tests-{os.getpid()}-{secrets.token_hex(8)}"
@@ -115,7 +126,9 @@ def start() -> None:
         command = [sys.executable, __file__, str(listener.fileno())]
         # Forked processes may use more threads.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        server = subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment, stdin=subprocess.PIPE)
+        server = subprocess.Popen(
+            command, pass_fds=[listener.fileno()], env=environment, stdin=subprocess.PIPE
+        )
     atexit.register(server.communicate)  # it ends when its input does
 
 
@@ -130,7 +143,9 @@ def connect() -> socket.socket:
 
 @cache
 def _line(_thread: int) -> socket.socket:
-    """Return the connection of a thread: the server answers one command after another on each connection."""
+    """Return the connection of a thread: the server answers one command after another on each
+    connection.
+    """
     line = connect()
     atexit.register(line.close)
     return line
@@ -145,7 +160,9 @@ def leave_unsynced() -> None:
 
 
 def _listen(listener: socket.socket) -> None:
-    """Fork a process for each connection, which forks the requested commands; end when standard input does."""
+    """Fork a process for each connection, which forks the requested commands; end when standard
+    input does.
+    """
     while select.select([listener, 0], [], [])[0] == [listener]:
         line, _ = listener.accept()
         _import()
@@ -207,7 +224,8 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # it depends on the environment
     if sys.version_info < (3, 11):
-        # Polars 2.0, the last version for this Python, would wait at the exit for a thread that only the parent has.
+        # Polars 2.0, the last version for this Python, would wait at the exit for a thread that
+        # only the parent has.
         atexit.register(_leave)
     sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
     main = sys.modules["__main__"] = ModuleType("__main__")  # dataclasses look names up there
@@ -227,7 +245,8 @@ _status: list[int] = []
 
 
 def _leave() -> None:
-    """End the process of a command, after its threads and all other functions that are called at the exit.
+    """End the process of a command, after its threads and all other functions that are called at
+    the exit.
 
     Deleting the modules of the server took a second of a processor for each command.
     """

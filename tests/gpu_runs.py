@@ -1,7 +1,7 @@
 """Whole runs with rows in GPU memory: kernels in Triton's interpreter, on tensors of the CPU.
 
-The tests of `training/test_gpu_runs.py` call these functions in child processes. The GPU is an H100 as in its data
-sheet, whose memory is that of the CPU (`as_gpu`).
+The tests of `training/test_gpu_runs.py` call these functions in child processes. The GPU is an H100
+as in its data sheet, whose memory is that of the CPU (`as_gpu`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def as_gpu(kind: str = "device") -> Iterator[None]:
             patch.setattr(module, "on_gpu", lambda make_recipe, device: make_recipe.memory.hbm != 0)
         patch.setattr(trainer, "check_rows_device", lambda *given: None)
         patch.setattr(build, "measured_rates", lambda device: card_rates("h100"))
-        patch.setattr(build, "measure_tiers", lambda memory, *, rates, again: replace(TIERS, hbm=rates and HBM))
+        patch.setattr(
+            build, "measure_tiers", lambda memory, *, rates, again: replace(TIERS, hbm=rates and HBM)
+        )
         patch.setitem(slots.MEMORIES, "cpu", slot_memories.KINDS[kind])
         yield
 
@@ -124,7 +126,9 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def either_device(root: str) -> None:
-    """Check that training on the CPU, on the GPU, and on both alternately is bitwise equal; open the runs on both."""
+    """Check that training on the CPU, on the GPU, and on both alternately is bitwise equal; open
+    the runs on both.
+    """
     home = Path(root)
     expected = trained(make_recipe(home, "cpu"))
     with as_gpu():
@@ -149,7 +153,9 @@ def either_device(root: str) -> None:
     for name, kind in (("cpu", "plain"), ("gpu", "plain"), ("gpu", "device")):
         with as_gpu(kind), open_run(home / name) as opened:
             scores.append(
-                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()).logit
+                score_split(
+                    opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()
+                ).logit
             )
     for logit in scores[1:]:
         np.testing.assert_array_equal(scores[0], logit)
@@ -159,13 +165,16 @@ def either_device(root: str) -> None:
 
 
 def _not_finite(home: Path) -> list[str]:
-    """Return the errors of a run on the CPU and of one on the GPU whose loss is not finite in its third step.
+    """Return the errors of a run on the CPU and of one on the GPU whose loss is not finite in its
+    third step.
 
     The last checkpoint is that of the second step.
     """
     errors = []
     for kind in ("plain", "device"):
-        recipe = make_recipe(home, f"{kind}-nan").with_fields({"train.checkpoint.every_steps": 2, "train.max_steps": 9})
+        recipe = make_recipe(home, f"{kind}-nan").with_fields(
+            {"train.checkpoint.every_steps": 2, "train.max_steps": 9}
+        )
         with as_gpu(kind):
             trainer = Trainer(recipe, prepared(recipe.data), Said())
             trainer.hooks.append(partial(_damage, trainer))
@@ -212,7 +221,9 @@ def hot_and_rounded(root: str) -> None:
 
 
 def continued(root: str) -> None:
-    """Check that a run that is trained, continued and exported with rows on the GPU is equal to one in DRAM."""
+    """Check that a run that is trained, continued and exported with rows on the GPU is equal to one
+    in DRAM.
+    """
     runs = []
     for kind in ("plain", "device"):
         home = Path(root, kind)
@@ -222,7 +233,10 @@ def continued(root: str) -> None:
             plan = read_plan(run, read_recipe(run), Dataset.open(home / "data"))
             assert plan is not None
             assert plan.level0 == "hbm"
-            for command in (["continue", "-q", str(run), str(home / "day-1.parquet")], ["export", "-q", str(run)]):
+            for command in (
+                ["continue", "-q", str(run), str(home / "day-1.parquet")],
+                ["export", "-q", str(run)],
+            ):
                 assert main(command) == 0
         runs.append(run)
     assert "GPU memory" in (runs[1] / "report.html").read_text()

@@ -1,4 +1,6 @@
-"""Jobs of `tests/training/test_graph_step.py`: steps with rows in the memory of a GPU, in Triton's interpreter."""
+"""Jobs of `tests/training/test_graph_step.py`: steps with rows in the memory of a GPU, in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 ROWS = {"a": 90, "b": 40, "tags": 60}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"n{place}") for place in range(3)),
-    sparse=(SparseFeature(name="a"), SparseFeature(name="b"), SparseFeature(name="tags", kind="multi", max_length=4)),
+    sparse=(
+        SparseFeature(name="a"),
+        SparseFeature(name="b"),
+        SparseFeature(name="tags", kind="multi", max_length=4),
+    ),
 )
 SINGLE = Schema(dense=SCHEMA.dense, sparse=SCHEMA.sparse[:2])
 SIZE = 12
@@ -118,7 +124,9 @@ def pipeline_of(case: dict[str, Any], kind: str, place: str = "cpu") -> TrainPip
 def batch_of(case: dict[str, Any], step: int, size: int = SIZE) -> Batch:
     """Return the batch of a step."""
     if "model" in case:
-        grouped = test_deduplicated.number_distinct(test_deduplicated.batch(size, seed=step, scattered=step == 3))
+        grouped = test_deduplicated.number_distinct(
+            test_deduplicated.batch(size, seed=step, scattered=step == 3)
+        )
         return grouped.expanded(test_deduplicated.KEYS) if case.get("expanded") else grouped
     draws = torch.Generator().manual_seed(step)
     keys = tuple(feature.name for feature in case.get("schema", SCHEMA).sparse)
@@ -127,7 +135,11 @@ def batch_of(case: dict[str, Any], step: int, size: int = SIZE) -> Batch:
         lengths[2] = torch.randint(0, 4, (size,), generator=draws)
     limits = torch.repeat_interleave(torch.tensor([ROWS[key] for key in keys]), lengths.sum(1))
     values = (limits * torch.rand(len(limits), generator=draws) ** 2).long()
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)]) if "tags" in keys else None
+    offsets = (
+        torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+        if "tags" in keys
+        else None
+    )
     sparse = KeyedJagged(keys=keys, values=values, offsets=offsets, batch_size=size)
     label = (torch.rand(size, generator=draws) > 0.5).float()
     weight = torch.rand(size, generator=draws) if case.get("weighted") else None
@@ -142,13 +154,18 @@ def state_of(pipeline: TrainPipeline, kind: str) -> list[torch.Tensor]:
         for table in model.embeddings.tables:
             parts += model.embeddings.rows(table.name, 0, min(table.num_embeddings, 40)).values()
     parts += [
-        value for entry in pipeline.optimizer.state.values() for value in entry.values() if torch.is_tensor(value)
+        value
+        for entry in pipeline.optimizer.state.values()
+        for value in entry.values()
+        if torch.is_tensor(value)
     ]
     return [part.detach().cpu().clone() for part in parts]
 
 
 def compare(names: tuple[str, ...], steps: int = 4) -> None:
-    """Print, as JSON, in which cases losses or states differ from training in host memory, bit for bit."""
+    """Print, as JSON, in which cases losses or states differ from training in host memory, bit for
+    bit.
+    """
     wrong = []
     with torch_settings(seed=1, threads=1):
         for name in names:
@@ -168,7 +185,10 @@ def compare(names: tuple[str, ...], steps: int = 4) -> None:
             rounding = {"rtol": 1e-4, "atol": 1e-5} if "model" in case else {}
             same = len(states[0]) == len(states[1]) and all(map(partial(equal, **rounding), *states))
             losses = [[round(loss, 5) for loss in series] for series in losses] if rounding else losses
-            moved = [sum(tables.traffic.rows_in for tables in side.model.embeddings.engine.tables) for side in pair]
+            moved = [
+                sum(tables.traffic.rows_in for tables in side.model.embeddings.engine.tables)
+                for side in pair
+            ]
             assert moved[0] == moved[1]
             assert bool(moved[0]) == ("tiers" in case)
             wrong += [] if same and losses[0] == losses[1] else [f"{name}: {losses}"]
@@ -182,7 +202,8 @@ class Repeated:
 
     def __init__(self, inputs: Any, work: Any, weights: Any, other: Any) -> None:
         Repeated.count += 1
-        self.inputs, self._work = graph_step.copied(inputs), work
+        self.inputs = graph_step.copied(inputs)
+        self._work = work
         work(self.inputs)  # it must change nothing, as a warm-up
 
     def has_moved(self) -> bool:
@@ -208,8 +229,9 @@ class Refused:
 
 
 def repeated(names: tuple[str, ...]) -> None:
-    """Print, as JSON, whether steps that a graph repeats have the bits of single operations, and the number of graphs;
-    then the same, and what is reported, for a device without memory for a graph.
+    """Print, as JSON, whether steps that a graph repeats have the bits of single operations, and
+    the number of graphs; then the same, and what is reported, for a device without memory for a
+    graph.
     """
     results = []
     for name in names:
@@ -221,10 +243,13 @@ def repeated(names: tuple[str, ...]) -> None:
             with torch_settings(seed=1, threads=1):
                 pipeline = pipeline_of(case, "device")
                 assert isinstance(pipeline, graph_step.DevicePipeline)
-                pipeline._graph_step._captures, pipeline.say = graph is not None, said.append
+                pipeline._graph_step._captures = graph is not None
+                pipeline.say = said.append
                 losses = [
                     # Batches with histories are of one form only if they are equal.
-                    pipeline.train(number, batch_of(case, number % 2 if "model" in case else number, sizes[number]))
+                    pipeline.train(
+                        number, batch_of(case, number % 2 if "model" in case else number, sizes[number])
+                    )
                     for number in range(5)
                 ]
                 states.append([torch.tensor([each.loss for each in losses]), *state_of(pipeline, "device")])
@@ -234,7 +259,9 @@ def repeated(names: tuple[str, ...]) -> None:
 
 
 def bad_loss() -> None:
-    """Print, as JSON, the error of a loss that is not finite, and whether it or a later step changed anything."""
+    """Print, as JSON, the error of a loss that is not finite, and whether it or a later step
+    changed anything.
+    """
     case = CASES["clipped, averaged, weighted"]
     pipeline = pipeline_of(case, "device")
     with torch_settings(seed=1, threads=1):
@@ -251,9 +278,9 @@ def bad_loss() -> None:
 
 
 def bad_input(root: str) -> None:
-    """Print, as JSON, the errors of an id outside its table, of an interrupt after a step is queued, and of a full disk
-    below a cache; whether nothing changed by the first and the last; and results with more sizes than graphs, and with
-    an operation that no graph can contain.
+    """Print, as JSON, the errors of an id outside its table, of an interrupt after a step is
+    queued, and of a full disk below a cache; whether nothing changed by the first and the last; and
+    results with more sizes than graphs, and with an operation that no graph can contain.
     """
     case = {**CASES["adam"], "tiers": {"a": TableTier(home="log", cache_rows=32)}, "log": Path(root)}
     errors, sides = [], []
@@ -284,13 +311,19 @@ def bad_input(root: str) -> None:
         with mock.patch.object(Engine, "end", side_effect=KeyboardInterrupt):
             refused(pipeline, 4, batch_of(case, 4))
         refused(pipeline, 5, batch_of(case, 5))
-        losses, said, graph_step._MOST_GRAPHS, Repeated.count = [], list[str](), 1, 0
+        losses = []
+        said = list[str]()
+        graph_step._MOST_GRAPHS = 1
+        Repeated.count = 0
         for graph in (None, Repeated, Refused):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             pipeline = pipeline_of(CASES["adam"], "device")
             assert isinstance(pipeline, graph_step.DevicePipeline)
-            pipeline._graph_step._captures, pipeline.say = graph is not None, said.append
-            results = [pipeline.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
+            pipeline._graph_step._captures = graph is not None
+            pipeline.say = said.append
+            results = [
+                pipeline.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)
+            ]
             losses.append([result.loss for result in results])
     print(json.dumps([errors, same, losses[0] == losses[1] == losses[2], Repeated.count, said]))
 
@@ -299,11 +332,15 @@ WAITING = (
     "_local_scalar_dense", "nonzero", "item", "equal", "masked_select", "_unique2", "is_nonzero", "repeat_interleave",
     "index_add", "index_add_", "index_copy", "index_copy_", "index_put", "index_put_", "scatter_add", "scatter_add_",
 )  # fmt: skip
-"""Operations of torch that make the host wait for a device; some only with deterministic algorithms."""
+"""Operations of torch that make the host wait for a device; some only with deterministic
+algorithms.
+"""
 
 
 class Log(TorchDispatchMode):
-    """Lists operations of torch and launches of Triton kernels, with all that a CUDA graph would repeat."""
+    """Lists operations of torch and launches of Triton kernels, with all that a CUDA graph would
+    repeat.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +367,9 @@ class Log(TorchDispatchMode):
         super().__exit__(*error)
 
     def form(self, value: Any) -> Any:
-        """Return shape and address of a tensor; memory that the step itself allocates is known by its first use."""
+        """Return shape and address of a tensor; memory that the step itself allocates is known by
+        its first use.
+        """
         if isinstance(value, torch.Tensor):
             address = value.untyped_storage().data_ptr()
             return tuple(value.shape), str(value.dtype), self._made.get(address, address)
@@ -344,7 +383,10 @@ class Log(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         given = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
         for part in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(part, torch.Tensor) and (address := part.untyped_storage().data_ptr()) not in given:
+            if (
+                isinstance(part, torch.Tensor)
+                and (address := part.untyped_storage().data_ptr()) not in given
+            ):
                 self._made[address] = f"made by {name} at {len(self.entries)}"
         self.entries.append(entry)
         return result
@@ -388,11 +430,11 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 def captured(name: str, faults: tuple[str, ...]) -> None:
-    """Print, as JSON, for each fault how many operations a graph would repeat, which differ between two batches, and
-    which wait.
+    """Print, as JSON, for each fault how many operations a graph would repeat, which differ between
+    two batches, and which wait.
 
-    A graph repeats operations with the shapes, numbers and addresses of its capture. So these must be equal for any two
-    batches of a form.
+    A graph repeats operations with the shapes, numbers and addresses of its capture. So these must
+    be equal for any two batches of a form.
     """
     case, results = CASES[name], []
     for fault in faults:
@@ -422,7 +464,9 @@ def captured(name: str, faults: tuple[str, ...]) -> None:
             differing = [pair for pair in zip(*logs, strict=False) if pair[0] != pair[1]]
             waiting = [entry[0] for log in logs for entry in log if entry[0] in WAITING]
             launches = sum(entry[0].startswith("launch") for entry in logs[0])
-            results.append([len(logs[0]), launches, len(differing) + abs(len(logs[0]) - len(logs[1])), len(waiting)])
+            results.append(
+                [len(logs[0]), launches, len(differing) + abs(len(logs[0]) - len(logs[1])), len(waiting)]
+            )
             if not fault and (differing or waiting):
                 results.append([str(differing[:3])[:3000], waiting])
     print(json.dumps(results))

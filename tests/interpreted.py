@@ -1,8 +1,9 @@
-"""Kernels without Numba's compiler (NUMBA_DISABLE_JIT=1): the interpreter runs the same function bodies.
+"""Kernels without Numba's compiler (NUMBA_DISABLE_JIT=1): the interpreter runs the same function
+bodies.
 
-Compiled code does not check indices; the interpreter raises `IndexError`. LLVM intrinsics have no body to interpret, so
-each of them has a twin here in NumPy, with its documented result and with checked indices. `install` must run before
-the first kernel is imported.
+Compiled code does not check indices; the interpreter raises `IndexError`. LLVM intrinsics have no
+body to interpret, so each of them has a twin here in NumPy, with its documented result and with
+checked indices. `install` must run before the first kernel is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Size = TypeVar("Size")
 
 
 def sized(compiled: Size, tiny: Size) -> Size:
-    """Return `tiny` if the interpreter runs kernels, which takes a thousand times as long, and `compiled` otherwise."""
+    """Return `tiny` if the interpreter runs kernels, which takes a thousand times as long, and
+    `compiled` otherwise.
+    """
     return tiny if WANTED else compiled
 
 
@@ -49,7 +52,9 @@ def twin(module: str, name: str = "") -> Callable[[Callable[..., Any]], Callable
 
 
 def span(array: Any, first: int, count: int) -> Any:
-    """Return ``array[first:first + count]``; raise an error if an element is missing or its address is not aligned."""
+    """Return ``array[first:first + count]``; raise an error if an element is missing or its address
+    is not aligned.
+    """
     first = int(first)
     if not 0 <= first <= first + count <= len(array):
         raise IndexError(f"elements {first} to {first + count} of {len(array)}")
@@ -210,7 +215,9 @@ twin("vector", "broadcast")(lambda number, width: np.full(width, number, dtype=n
 
 @twin("vector")
 def multiply_add(one: Any, other: Any, sum: Any) -> Any:
-    """Multiply and add with one rounding, as current processors do (except for sums on a tie of float64)."""
+    """Multiply and add with one rounding, as current processors do (except for sums on a tie of
+    float64).
+    """
     return (one.astype(np.float64) * other + sum).astype(np.float32)
 
 

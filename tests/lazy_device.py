@@ -1,18 +1,21 @@
 """A device in pure Python on which nothing runs until somebody waits for it.
 
-The device detects errors that occur on a real device only by chance: missing waits, buffers that are reused too early,
-memory that another stream still uses, and implicit transfers from the device to the host.
+The device detects errors that occur on a real device only by chance: missing waits, buffers that
+are reused too early, memory that another stream still uses, and implicit transfers from the device
+to the host.
 
 - Operations are queued by stream. Results and new memory contain poison until the operations run.
-- Copies between pinned memory and the device run late; copies of other memory wait for the stream, as on real devices.
-- Memory without tensors is poisoned as soon as the stream that allocated it arrives there, because an allocator could
-  reuse it from then on. `Driver.keep` delays this for another stream.
+- Copies between pinned memory and the device run late; copies of other memory wait for the stream,
+  as on real devices.
+- Memory without tensors is poisoned as soon as the stream that allocated it arrives there, because
+  an allocator could reuse it from then on. `Driver.keep` delays this for another stream.
 - Operations on tensors of both sides, and arrays of device tensors, raise an error.
 - `WAITS` records the operations that the host waited for.
 
-A `Schedule` decides when streams advance. Each schedule detects other faults, so use several. torch has hooks for a
-device in Python (`torch.utils.backend_registration`, experimental); they must be set once, before a process computes
-any gradient. The device does not show the numerics of real kernels or the speed of a real device.
+A `Schedule` decides when streams advance. Each schedule detects other faults, so use several. torch
+has hooks for a device in Python (`torch.utils.backend_registration`, experimental); they must be
+set once, before a process computes any gradient. The device does not show the numerics of real
+kernels or the speed of a real device.
 """
 
 from __future__ import annotations
@@ -103,7 +106,8 @@ class Stream:
                 try:
                     work()
                 finally:
-                    self.done += 1  # not earlier: another thread may ask for an event while the operation runs
+                    # not earlier: another thread may ask for an event while the operation runs
+                    self.done += 1
                 _reuse()
 
     def synchronize(self) -> None:
@@ -127,7 +131,8 @@ class Event:
     """End of the operations queued on a stream so far."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self._upto = stream, stream.queued
+        self._stream = stream
+        self._upto = stream.queued
 
     def arrive(self) -> None:
         self._stream.drain(self._upto)
@@ -162,8 +167,8 @@ class Chip:
     broken = short = False
     """Whether the device has failed, and whether it ran out of memory on a thread of autograd.
 
-    A failed device raises an error at every later call. Errors of Python cannot leave threads of autograd, so the next
-    call on the main thread raises the error about memory.
+    A failed device raises an error at every later call. Errors of Python cannot leave threads of
+    autograd, so the next call on the main thread raises the error about memory.
     """
 
     @classmethod
@@ -180,7 +185,9 @@ class Chip:
         if cls.short:
             cls.take(0)
         if cls.broken:
-            raise torch.AcceleratorError("lazy error: an illegal memory access was encountered\nsecond line")
+            raise torch.AcceleratorError(
+                "lazy error: an illegal memory access was encountered\nsecond line"
+            )
 
 
 class Memory:
@@ -197,7 +204,9 @@ _FREED: list[tuple[list[Event], Tensor]] = []
 
 
 def _freed(made: Stream, others: list[Stream], inner: Tensor) -> None:
-    """Poison memory once the stream that allocated it, and the streams that it is kept for, have arrived."""
+    """Poison memory once the stream that allocated it, and the streams that it is kept for, have
+    arrived.
+    """
     with _LOCK:
         Chip.held -= inner.nbytes
         _FREED.append(([stream.record_event() for stream in (made, *others)], inner))
@@ -222,10 +231,15 @@ class Lazy(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor, memory: Memory | None = None) -> Lazy:
         result = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
             device=torch.device(NAME, 0),
-        )  # fmt: skip
-        result.inner, result.memory = inner, memory or Memory(inner)
+        )
+        result.inner = inner
+        result.memory = memory or Memory(inner)
         return result  # type: ignore[no-any-return]
 
     def __init__(self, inner: Tensor, memory: Memory | None = None) -> None:
@@ -243,7 +257,8 @@ class Lazy(Tensor):
 
     @data.setter
     def data(self, other: Lazy) -> None:
-        self.inner, self.memory = other.inner, other.memory
+        self.inner = other.inner
+        self.memory = other.memory
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -267,7 +282,9 @@ def fresh(like: Tensor) -> Lazy:
 
 
 def inner(values: Any) -> Any:
-    """Replace tensors of the device by their values, because `tree_map` takes most of the time of an operation."""
+    """Replace tensors of the device by their values, because `tree_map` takes most of the time of
+    an operation.
+    """
     if isinstance(values, Lazy):
         return values.inner
     if isinstance(values, tuple | list):
@@ -292,7 +309,9 @@ def run(func: Any, args: Any, options: dict[str, Any]) -> Any:
     if name == "_to_copy":
         return _converted(args[0], options)
     if name == "copy_":
-        return _copied(args[0], args[1], bool(args[2] if len(args) > 2 else options.get("non_blocking", False)))
+        return _copied(
+            args[0], args[1], bool(args[2] if len(args) > 2 else options.get("non_blocking", False))
+        )
     if name == "record_stream":
         raise AssertionError("streams of torch's own are none of this device: Driver.keep")
     by_mask = name == "index" and any(each is not None and each.dtype == torch.bool for each in args[1])
@@ -300,17 +319,24 @@ def run(func: Any, args: Any, options: dict[str, Any]) -> Any:
         WAITS.append(name)
         current().drain()
         return tree_map(
-            lambda each: Lazy(each) if isinstance(each, Tensor) else each, func(*inner(args), **inner(options))
+            lambda each: Lazy(each) if isinstance(each, Tensor) else each,
+            func(*inner(args), **inner(options)),
         )
     for each in tensors((args, options)):
         if not isinstance(each, Lazy) and each.dim():
-            raise RuntimeError(f"{name}: tensors of the host and of the device {tuple(each.shape)} in one operation")
+            raise RuntimeError(
+                f"{name}: tensors of the host and of the device {tuple(each.shape)} in one operation"
+            )
     if options.get("device") is not None:
         options = {**options, "device": torch.device("cpu")}
     schema = func._schema
     if any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments):
         return _changed(func, args, options)
-    if any(each.alias_info is not None for each in schema.returns) or name in ("_unsafe_view", "detach", "alias"):
+    if any(each.alias_info is not None for each in schema.returns) or name in (
+        "_unsafe_view",
+        "detach",
+        "alias",
+    ):
         memory = next(each.memory for each in tensors(args) if isinstance(each, Lazy))
         result = func(*inner(args), **inner(options))
         return tree_map(lambda each: Lazy(each, memory) if isinstance(each, Tensor) else each, result)
@@ -368,7 +394,8 @@ def _converted(source: Tensor, options: dict[str, Any]) -> Tensor:
     to_device = isinstance(source, Lazy) if device is None else torch.device(device).type == NAME
     shape = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
     shape = shape.to(
-        dtype=options.get("dtype") or source.dtype, memory_format=options.get("memory_format") or torch.preserve_format
+        dtype=options.get("dtype") or source.dtype,
+        memory_format=options.get("memory_format") or torch.preserve_format,
     )
     if to_device:
         target: Tensor = fresh(shape)
@@ -383,7 +410,9 @@ def _is_pinned(tensor: Tensor) -> bool:
 
 
 def _at(tensor: Tensor) -> Tensor:
-    """Return the memory of a pinned tensor by address, because a running copy does not keep its buffer alive."""
+    """Return the memory of a pinned tensor by address, because a running copy does not keep its
+    buffer alive.
+    """
     assert tensor.is_contiguous()
     bytes_ = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(bytes_, dtype=tensor.dtype).view(tensor.shape) if tensor.numel() else tensor
@@ -481,7 +510,10 @@ def _narrowed(func: Any, args: Any, options: dict[str, Any]) -> Any:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     with torch._C._ExcludeDispatchKeyGuard(keys):
         given = tree_map(
-            lambda each: each.to(kind) if isinstance(each, Tensor) and each.dtype == torch.float32 else each, args
+            lambda each: (
+                each.to(kind) if isinstance(each, Tensor) and each.dtype == torch.float32 else each
+            ),
+            args,
         )
         return func(*given, **options)
 
@@ -493,7 +525,9 @@ def follow(schedule: str) -> None:
 
 
 def install(schedule: str = SCHEDULES[0]) -> None:
-    """Register the device ``lazy`` in this process; call it before the first gradient is computed."""
+    """Register the device ``lazy`` in this process; call it before the first gradient is
+    computed.
+    """
     Stream()
     follow(schedule)
     _setup_privateuseone_for_python_backend(NAME, backend_module=Backend(), hook=_Hook())
@@ -507,7 +541,8 @@ def install(schedule: str = SCHEDULES[0]) -> None:
 
     own.impl("empty.memory_format", empty, "PrivateUse1")
     own.impl("empty_strided", empty_strided, "PrivateUse1")
-    # These create an empty tensor and resize it in another operation, but tensors of this device cannot be resized.
+    # These create an empty tensor and resize it in another operation, but tensors of this device
+    # cannot be resized.
     for name in ("arange", "arange.start", "arange.start_step", "stack"):
         whole, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, whole), overload or "default")
@@ -516,6 +551,10 @@ def install(schedule: str = SCHEDULES[0]) -> None:
     rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for name in ("linear", "matmul", "mm", "bmm", "baddbmm", "addmm", "scaled_dot_product_attention"):
         func = getattr(torch.ops.aten, name).default
-        own.impl(name, lambda *args, _func=func, **options: _narrowed(_func, args, options), "AutocastPrivateUse1")
+        own.impl(
+            name,
+            lambda *args, _func=func, **options: _narrowed(_func, args, options),
+            "AutocastPrivateUse1",
+        )
     _KEPT.extend((own, rest))
     accelerator.Driver = Driver  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""Rows in the memory of the lazy device: kernels in Triton's interpreter, which run when their stream arrives at them.
+"""Rows in the memory of the lazy device: kernels in Triton's interpreter, which run when their
+stream arrives at them.
 
 Import this module before Triton and before the first gradient is computed.
 """
@@ -86,8 +87,9 @@ CHANGED_AT, STEPS = 2, 6
 
 
 def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
-    """Train batches that are staged ahead. Return all results; and the number of copies of batches, the number of
-    other copies to the device before and after the factor on the learning rate changes, and waits of the host.
+    """Train batches that are staged ahead. Return all results; and the number of copies of batches,
+    the number of other copies to the device before and after the factor on the learning rate
+    changes, and waits of the host.
 
     The factor changes while batches with the earlier one are staged.
     """
@@ -100,7 +102,10 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
 
         return call
 
-    items = ((batch, pipeline.request(batch)) for batch in (graph_jobs.batch_of(case, step) for step in range(STEPS)))
+    items = (
+        (batch, pipeline.request(batch))
+        for batch in (graph_jobs.batch_of(case, step) for step in range(STEPS))
+    )
     with (
         mock.patch.object(rings.Place, "send", counted("batches", rings.Place.send)),
         mock.patch.object(DeviceTransfers, "up", counted("others", DeviceTransfers.up)),
@@ -116,12 +121,17 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
     losses = torch.tensor([result.loss for result in results])
     states = [losses, *graph_jobs.state_of(pipeline, "plain")]
     pipeline.model.embeddings.close()
-    return [part.numpy().tobytes() for part in states], [copies["batches"], others, copies["others"] - others, waits]
+    return [part.numpy().tobytes() for part in states], [
+        copies["batches"],
+        others,
+        copies["others"] - others,
+        waits,
+    ]
 
 
 def step(names: tuple[str, ...], schedules: tuple[str, ...], fault: str = "") -> None:
-    """Print, as JSON, whether steps of these cases with rows on the device have the results of the CPU under each
-    schedule, and the counts of `trained`.
+    """Print, as JSON, whether steps of these cases with rows on the device have the results of the
+    CPU under each schedule, and the counts of `trained`.
 
     With a fault, print the case and the schedule that show it first.
     """
@@ -151,15 +161,18 @@ def step(names: tuple[str, ...], schedules: tuple[str, ...], fault: str = "") ->
 
 
 def crowded() -> None:
-    """Print, as JSON, errors of tables for which other tables on the device leave too little memory: rows in slots, and
-    records in GPU memory under a cache; and whether there is room after the others are closed.
+    """Print, as JSON, errors of tables for which other tables on the device leave too little
+    memory: rows in slots, and records in GPU memory under a cache; and whether there is room after
+    the others are closed.
     """
     errors: list[str] = []
 
     def built(**tiers: Any) -> TieredEmbeddingBagCollection | None:
         table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=8, feature_names=("x",))
         try:
-            return TieredEmbeddingBagCollection([table], tiers=TierConfig(device="lazy", ways=8, tables=tiers))
+            return TieredEmbeddingBagCollection(
+                [table], tiers=TierConfig(device="lazy", ways=8, tables=tiers)
+            )
         except StrataError as error:
             errors.append(f"{type(error).__name__}: {error}")
             return None

@@ -28,8 +28,9 @@ ERRORS = {
 class Proxy(socketserver.ThreadingTCPServer):
     """Forwards connections to the server, with the fault that `fault` names.
 
-    Faults are ``""``, none; ``down``, connections are closed at once; ``cut``, they are closed within a file; ``held``,
-    files are not forwarded until `fault` changes; or a name in `ERRORS`, the answer to all requests that write.
+    Faults are ``""``, none; ``down``, connections are closed at once; ``cut``, they are closed
+    within a file; ``held``, files are not forwarded until `fault` changes; or a name in `ERRORS`,
+    the answer to all requests that write.
     """
 
     daemon_threads = True
@@ -91,10 +92,14 @@ def _free_port() -> int:
 
 @contextmanager
 def object_store() -> Iterator[tuple[Proxy, dict[str, str]]]:
-    """Start a server with an empty bucket ``bucket``; yield its proxy, and the environment variables of a client."""
+    """Start a server with an empty bucket ``bucket``; yield its proxy, and the environment
+    variables of a client.
+    """
     port = _free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], **quiet)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], **quiet
+    )
     try:
         for _ in range(600):
             with suppress(OSError), socket.create_connection(("127.0.0.1", port)):

@@ -98,8 +98,12 @@ def measure_briefly(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(machine, name, value)
 
 
-def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **changes: Any) -> PrepareConfig:
-    """Return a config for the Parquet files in `root`, without held-out splits; `frame` is written there first."""
+def log_config(
+    root: Path, schema: Schema, frame: pl.DataFrame | None = None, **changes: Any
+) -> PrepareConfig:
+    """Return a config for the Parquet files in `root`, without held-out splits; `frame` is written
+    there first.
+    """
     if frame is not None:
         frame.write_parquet(root / "log.parquet")
     source = ParquetConfig(paths=(str(root / "*.parquet"),), schema=schema)
@@ -108,7 +112,9 @@ def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **
 
 
 def prepared(config: PrepareConfig) -> Dataset:
-    """Return a prepared synthetic log. It is prepared once per process, and copied for each caller."""
+    """Return a prepared synthetic log. It is prepared once per process, and copied for each
+    caller.
+    """
     path = Path(config.path)
     assert config.source.kind == "synthetic"
     if path.exists():
@@ -161,7 +167,9 @@ def assert_same_model(one: Path, other: Path) -> None:
 
 
 def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return weights and state of every row of a checkpoint; NaN for rows that were never written."""
+    """Return weights and state of every row of a checkpoint; NaN for rows that were never
+    written.
+    """
     results = {}
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
         total = sum(rows for _, rows, *_ in manifest["tables"])
@@ -178,7 +186,7 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def train(
     recipe: Recipe, *, resume: bool = False, plan: Plan | None = None, progress: Progress | None = None
-) -> Trainer:  # fmt: skip
+) -> Trainer:
     """Train a recipe on its data set to the end."""
     trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress, plan=plan)
     trainer.train(resume=resume)
@@ -190,8 +198,8 @@ def agreeing_scores(
 ) -> tuple[Scorer, np.ndarray[Any, Any]]:
     """Export a run, score a Parquet log with the export, and return the scorer and the scores.
 
-    The scores must agree within `rtol` with those of the run on the raw log, and with its predictions of the test
-    split.
+    The scores must agree within `rtol` with those of the run on the raw log, and with its
+    predictions of the test split.
     """
     with open_run(run) as trained:
         predict(trained, "test", root / "test.parquet", SilentProgress())
@@ -207,7 +215,9 @@ def agreeing_scores(
 
 
 def interrupt(trainer: Trainer, at: int, times: int = 1, number: int = signal.SIGINT) -> None:
-    """Send a signal (by default SIGINT, Ctrl-C) after step `at`. A device may not have trained that step yet."""
+    """Send a signal (by default SIGINT, Ctrl-C) after step `at`. A device may not have trained that
+    step yet.
+    """
 
     @contextmanager
     def stepped(_: int) -> Iterator[None]:
@@ -219,8 +229,12 @@ def interrupt(trainer: Trainer, at: int, times: int = 1, number: int = signal.SI
     trainer.hooks.append(stepped)
 
 
-def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = None) -> tuple[dict[str, Any], str]:
-    """Return a recipe's content with defaults for the size of the data, and the line that names these defaults."""
+def sized(
+    content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = None
+) -> tuple[dict[str, Any], str]:
+    """Return a recipe's content with defaults for the size of the data, and the line that names
+    these defaults.
+    """
     recipe = Recipe.from_dict(content)
     values = choose_defaults(recipe, leaves(content), dataset, earlier)
     content = with_values(content, values)

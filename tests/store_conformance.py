@@ -1,4 +1,6 @@
-"""Conformance tests of `RecordStore`: a suite to subclass, and a state machine that compares a store with a dict."""
+"""Conformance tests of `RecordStore`: a suite to subclass, and a state machine that compares a
+store with a dict.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ POISON = 0xA5
 
 def random_records(rows: Rows, record_bytes: int, seed: int) -> Records:
     """Return records ``[n, record_bytes]`` uint8 as a function of (row, seed)."""
-    words = (rows[:, None].astype(np.uint64) << np.uint64(32)) | np.arange(-(-record_bytes // 8), dtype=np.uint64)
+    words = (rows[:, None].astype(np.uint64) << np.uint64(32)) | np.arange(
+        -(-record_bytes // 8), dtype=np.uint64
+    )
     return mix_array(words ^ np.uint64(seed << 16)).view(np.uint8)[:, :record_bytes].copy()
 
 
@@ -110,7 +114,9 @@ class FailingStore:
 
 
 class FailingArray(FailingStore):
-    """Failing store with addressable records, which move without the store; `mark_written` may fail, too."""
+    """Failing store with addressable records, which move without the store; `mark_written` may
+    fail, too.
+    """
 
     array = property(lambda self: self.inner.array)
     bits = property(lambda self: self.inner.bits)
@@ -136,7 +142,9 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def make_failing(tables: CachedTables) -> FailingStore:
-    """Make tables move rows through a failing store without addressable memory, which calls all its methods."""
+    """Make tables move rows through a failing store without addressable memory, which calls all its
+    methods.
+    """
     tables.store = store = FailingStore(tables.store)
     _move_by(tables, store)
     return store
@@ -161,7 +169,9 @@ class RecordStoreTests:
     record_bytes = 37
 
     def make(self, directory: Path) -> RecordStore:
-        """Create an empty store of `rows` and `record_bytes` that may write files in `directory`."""
+        """Create an empty store of `rows` and `record_bytes` that may write files in
+        `directory`.
+        """
         raise NotImplementedError
 
     @pytest.fixture
@@ -281,7 +291,9 @@ class RecordStoreTests:
         manifest = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
         self.assert_restores(tmp_path / "second", manifest, contents)
 
-    def test_a_chain_of_checkpoints_survives_the_loss_of_the_others(self, store: RecordStore, tmp_path: Path) -> None:
+    def test_a_chain_of_checkpoints_survives_the_loss_of_the_others(
+        self, store: RecordStore, tmp_path: Path
+    ) -> None:
         generator = np.random.default_rng(0)
         previous = None
         saved = []
@@ -309,7 +321,9 @@ class RecordStoreTests:
         shutil.rmtree(tmp_path / "first")
         self.assert_restores(tmp_path / "second", second, contents)
 
-    def test_a_lost_or_failed_previous_checkpoint_loses_no_change(self, store: RecordStore, tmp_path: Path) -> None:
+    def test_a_lost_or_failed_previous_checkpoint_loses_no_change(
+        self, store: RecordStore, tmp_path: Path
+    ) -> None:
         self.fill(store, np.arange(500), seed=1)
         store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(30), seed=2)
@@ -321,7 +335,9 @@ class RecordStoreTests:
             manifest = store.checkpoint(new_directory(tmp_path / name), tmp_path / previous)
             self.assert_restores(tmp_path / name, manifest, contents)
 
-    def test_a_checkpoint_of_an_abandoned_run_is_not_a_base(self, store: RecordStore, tmp_path: Path) -> None:
+    def test_a_checkpoint_of_an_abandoned_run_is_not_a_base(
+        self, store: RecordStore, tmp_path: Path
+    ) -> None:
         self.fill(store, np.arange(500), seed=1)
         first = store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(50), seed=2)
@@ -371,7 +387,9 @@ class RecordStoreMachine(RuleBasedStateMachine):
     root: Path
 
     def make(self, directory: Path) -> RecordStore:
-        """Create an empty store of `rows` and `record_bytes` that may write files in `directory`."""
+        """Create an empty store of `rows` and `record_bytes` that may write files in
+        `directory`.
+        """
         raise NotImplementedError
 
     def __init__(self) -> None:
@@ -390,14 +408,18 @@ class RecordStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        rows = np.array(data.draw(st.lists(st.integers(0, self.rows - 1), unique=True, max_size=self.rows)), np.int64)
+        rows = np.array(
+            data.draw(st.lists(st.integers(0, self.rows - 1), unique=True, max_size=self.rows)), np.int64
+        )
         self.writes += 1
         self.store.write(rows, random_records(rows, self.record_bytes, self.writes))
         self.contents.update(dict.fromkeys(rows.tolist(), self.writes))
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
-        rows = np.array(data.draw(st.permutations(range(self.rows)))[: data.draw(st.integers(0, self.rows))], np.int64)
+        rows = np.array(
+            data.draw(st.permutations(range(self.rows)))[: data.draw(st.integers(0, self.rows))], np.int64
+        )
         self._compare(rows)
 
     def _compare(self, rows: Rows) -> None:
@@ -407,7 +429,9 @@ class RecordStoreMachine(RuleBasedStateMachine):
         assert (self.store.written(rows) == actual).all()
         for row, there, record in zip(rows, actual, out, strict=True):
             seed = self.contents.get(int(row))
-            expected = random_records(np.array([row]), self.record_bytes, seed)[0] if seed is not None else POISON
+            expected = (
+                random_records(np.array([row]), self.record_bytes, seed)[0] if seed is not None else POISON
+            )
             assert (record == expected).all(), f"row {row}, written: {there}"
 
     @rule()
@@ -433,7 +457,8 @@ class RecordStoreMachine(RuleBasedStateMachine):
             self.store.close()
             self.store = self.make(self.root / "store")
         self.store.restore(directory, manifest)
-        self.contents, self.previous = dict(contents), directory
+        self.contents = dict(contents)
+        self.previous = directory
 
     @precondition(lambda self: hasattr(self.store, "compact"))
     @rule()

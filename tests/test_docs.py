@@ -1,8 +1,10 @@
-"""Run README, docs and examples as a reader would: every `shell` and `python` block, in a separate folder.
+"""Run README, docs and examples as a reader would: every `shell` and `python` block, in a separate
+folder.
 
-The commands of pages about the reader's own log run on drafts of several sizes, because `init` and `train` choose
-model, schedule and batch size by the number of rows. `console` blocks cannot be tested: installation, several hosts, a
-service. A `yaml` block that begins with the name of a file is that file.
+The commands of pages about the reader's own log run on drafts of several sizes, because `init` and
+`train` choose model, schedule and batch size by the number of rows. `console` blocks cannot be
+tested: installation, several hosts, a service. A `yaml` block that begins with the name of a file
+is that file.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TUTORIAL = "docs/tutorial.md"
 FEW, MANY = 5_000, 30_000
-"""Numbers of rows of the log. Drafts of both sizes train an ensemble, with constant learning rates and with a
-schedule."""
+"""Numbers of rows of the log. Drafts of both sizes train an ensemble, with constant learning rates
+and with a schedule."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -46,13 +48,17 @@ PAGES = {
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Return a function that creates a folder with the logs that pages name, by the number of rows of `clicks.csv`."""
+    """Return a function that creates a folder with the logs that pages name, by the number of rows
+    of `clicks.csv`.
+    """
 
     @cache
     def folder(rows: int) -> Path:
         folder = tmp_path_factory.mktemp("logs")
         code = "from make_log import make_clicks, make_log\nfrom pathlib import Path\n"
-        run_python(f"{code}make_log(Path(), {rows * 6 // 5})\nmake_clicks(Path('news.parquet'), 3000)", folder)
+        run_python(
+            f"{code}make_log(Path(), {rows * 6 // 5})\nmake_clicks(Path('news.parquet'), 3000)", folder
+        )
         return folder
 
     return folder
@@ -60,7 +66,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="session")
 def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Return a function that creates a folder with the logs and a run of `clicks.csv`, by its number of rows."""
+    """Return a function that creates a folder with the logs and a run of `clicks.csv`, by its
+    number of rows.
+    """
 
     @cache
     def folder(rows: int) -> Path:
@@ -73,7 +81,9 @@ def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def run_python(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
+def run_python(
+    code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n"
+) -> str:
     result = forked.python(before + code, cwd=folder)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout
@@ -143,7 +153,9 @@ def test_every_command_of_a_page_runs_on_a_drafted_recipe(
 
 
 def shape(line: str) -> str:
-    """Return a line without the values of its numbers, the folders of its files and its runs of spaces."""
+    """Return a line without the values of its numbers, the folders of its files and its runs of
+    spaces.
+    """
     return " ".join(re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "#", re.sub(r'"/[^"]*/', '"', line)).split())
 
 
@@ -162,18 +174,30 @@ def test_the_tutorial_shows_what_its_commands_print(tmp_path: Path) -> None:
     for lines, expected in steps:
         output = ""
         for line in lines:
-            result = forked.run(shlex.split(line)[1:], cwd=tmp_path, environment={**os.environ, "COLUMNS": "80"})
+            result = forked.run(
+                shlex.split(line)[1:], cwd=tmp_path, environment={**os.environ, "COLUMNS": "80"}
+            )
             assert result.returncode == 0, f"{line}\n{result.stderr[-2000:]}"
             output += result.stderr + result.stdout
         if '"rank"' in expected:
             output += (tmp_path / "lists.csv").read_text()
-        # Figures decide the words of the verdict, and which features are in the explanation of a row.
-        shown = [line for line in expected.splitlines() if line and not line.startswith(("...", " " * 17, "verdict"))]
+        # Figures decide the words of the verdict, and which features are in the explanation of a
+        # row.
+        shown = [
+            line
+            for line in expected.splitlines()
+            if line and not line.startswith(("...", " " * 17, "verdict"))
+        ]
         missing = {shape(line) for line in shown} - {shape(line) for line in output.splitlines()}
         assert len(missing) <= ("(base)" in expected), f"{lines}: {missing}, got {output[-3000:]}"
-        aucs = [[float(auc) for auc in re.findall(r"^  AUC +([\d.]+)", text, re.M)] for text in (expected, output)]
+        aucs = [
+            [float(auc) for auc in re.findall(r"^  AUC +([\d.]+)", text, re.M)]
+            for text in (expected, output)
+        ]
         if aucs[0]:
-            np.testing.assert_allclose(*aucs, atol=0.02, err_msg="the figures of the page are those of another version")
+            np.testing.assert_allclose(
+                *aucs, atol=0.02, err_msg="the figures of the page are those of another version"
+            )
             compared += 1
     assert compared == 2
 
@@ -208,7 +232,9 @@ def test_pages_name_only_existing_fields() -> None:
     skipped = ("log.md", "benchmarks.md", "architecture.md")
     field = re.compile(r"`((?:data|train|memory|model|hot|distributed)(?:\.[a-z_]+)+)\b")
     texts = {
-        page.name: page.read_text() for page in pages if page.name not in skipped and page.parent.name != "reference"
+        page.name: page.read_text()
+        for page in pages
+        if page.name not in skipped and page.parent.name != "reference"
     }
     wrong = [
         f"{name}: {field_name}"
@@ -266,4 +292,6 @@ def test_the_documentation_is_built_without_a_warning(tmp_path: Path) -> None:
     site = tmp_path / "site"
     assert (site / "searchindex.js").stat().st_size > 10_000
     for page in site.rglob("*.html"):
-        assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//", page.read_text()), page
+        assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//", page.read_text()), (
+            page
+        )

@@ -1,4 +1,6 @@
-"""Test `ClickModel`, which takes a frame and returns probabilities like scikit-learn's estimators."""
+"""Test `ClickModel`, which takes a frame and returns probabilities like scikit-learn's
+estimators.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def frame() -> pl.DataFrame:
     user, item, price = draws.integers(0, 60, 3000), draws.integers(0, 40, 3000), draws.normal(size=3000)
     logit = draws.normal(size=60)[user] + draws.normal(size=40)[item] + price
     click = (draws.random(3000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
-    return pl.DataFrame({"user": user, "item": [f"i{each}" for each in item], "price": price, "click": click})
+    return pl.DataFrame(
+        {"user": user, "item": [f"i{each}" for each in item], "price": price, "click": click}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,9 @@ def fit_model(frame: pl.DataFrame) -> ClickModel:
     return ClickModel(**SMALL).fit(frame[:2400], label="click", valid=frame[2400:2700])
 
 
-def test_it_learns_and_reports_the_metrics_of_scikit_learn(fit_model: ClickModel, frame: pl.DataFrame) -> None:
+def test_it_learns_and_reports_the_metrics_of_scikit_learn(
+    fit_model: ClickModel, frame: pl.DataFrame
+) -> None:
     test = frame[2700:]
     scores, result = fit_model.predict_proba(test), fit_model.evaluate(test)
     assert scores.shape == (300, 2)
@@ -67,14 +73,21 @@ def test_the_type_of_the_frame_changes_nothing(fit_model: ClickModel, frame: pl.
         np.testing.assert_array_equal(fit_model.predict_proba(other), expected)
 
 
-def test_files_are_scored_and_evaluated_like_frames(fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_files_are_scored_and_evaluated_like_frames(
+    fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path
+) -> None:
     test = frame[2700:]
     test[:100].drop("click").write_csv(tmp_path / "a.csv")
     test[100:].drop("click").write_csv(tmp_path / "b.csv")
     np.testing.assert_array_equal(
-        fit_model.predict_proba([tmp_path / "a.csv", str(tmp_path / "b.csv")]), fit_model.predict_proba(test)
+        fit_model.predict_proba([tmp_path / "a.csv", str(tmp_path / "b.csv")]),
+        fit_model.predict_proba(test),
     )
-    for name, write in (("c.csv", "write_csv"), ("c.jsonl", "write_ndjson"), ("c.parquet", "write_parquet")):
+    for name, write in (
+        ("c.csv", "write_csv"),
+        ("c.jsonl", "write_ndjson"),
+        ("c.parquet", "write_parquet"),
+    ):
         getattr(test, write)(tmp_path / name)
         np.testing.assert_array_equal(fit_model.predict(tmp_path / name), fit_model.predict(test))
         assert fit_model.evaluate(tmp_path / name) == fit_model.evaluate(test)
@@ -95,7 +108,10 @@ def test_scores_match_those_of_the_commands(
     valid.write_parquet("valid.parquet")
     test.write_parquet("test.parquet")
     content: dict[str, Any] = model.recipe_
-    content["data"] |= {"path": "data/clicks", "split": {"by": "file", "valid": ["valid.parquet"], "test": []}}
+    content["data"] |= {
+        "path": "data/clicks",
+        "split": {"by": "file", "valid": ["valid.parquet"], "test": []},
+    }
     content["data"]["source"]["paths"] = ["train.parquet", "valid.parquet"]
     content["train"]["run"] = "run"
     Path("clicks.yaml").write_text(yaml.safe_dump(content))
@@ -105,13 +121,17 @@ def test_scores_match_those_of_the_commands(
     np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
 
 
-def test_it_is_saved_completely_and_checked(fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_it_is_saved_completely_and_checked(
+    fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path
+) -> None:
     expected = fit_model.predict_proba(frame)
     saved = fit_model.save(tmp_path / "model")
     for other in (ClickModel.load(saved), pickle.loads(pickle.dumps(fit_model))):
         np.testing.assert_array_equal(other.predict_proba(frame), expected)
         assert other.get_params() == fit_model.get_params()
-    np.testing.assert_allclose(Scorer.open(saved / "export").score(frame), expected[:, 1].astype(np.float32))
+    np.testing.assert_allclose(
+        Scorer.open(saved / "export").score(frame), expected[:, 1].astype(np.float32)
+    )
     with pytest.raises(StorageError, match="it exists"):
         fit_model.save(saved)
     state = (saved / "estimator.json").read_text()
@@ -140,19 +160,30 @@ MISTAKES = {
         DataError,
         "sample_weight row 3",
     ),
-    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight String"),
+    "weights of text": (
+        {},
+        {"label": "click", "sample_weight": ["a"] * 3000},
+        DataError,
+        "sample_weight String",
+    ),
 }
 
 
 @pytest.mark.parametrize(("settings", "given", "error", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_named(
-    frame: pl.DataFrame, settings: dict[str, Any], given: dict[str, Any], error: type[Exception], message: str
+    frame: pl.DataFrame,
+    settings: dict[str, Any],
+    given: dict[str, Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
     with refuses(error, message):
         ClickModel(**settings).fit(**{"frame": frame, **given})
 
 
-def test_labels_that_are_passed_as_y_replace_the_label_of_a_recipe(fit_model: ClickModel, frame: pl.DataFrame) -> None:
+def test_labels_that_are_passed_as_y_replace_the_label_of_a_recipe(
+    fit_model: ClickModel, frame: pl.DataFrame
+) -> None:
     recipe = {**fit_model.recipe_, "model": {"kind": "dlrm", "embedding_dim": 4}}
     features, labels = frame[:300].drop("click"), np.where(frame[:300]["click"], "yes", "no")
     model = ClickModel(recipe, train__max_steps=2).fit(features, labels)
@@ -176,13 +207,19 @@ def test_an_unusable_row_is_named_by_its_position_in_the_frame(frame: pl.DataFra
 def test_a_log_of_numbers_needs_no_tables(kind: str) -> None:
     x = np.random.default_rng(0).normal(size=(2000, 3))
     y = (x[:, 0] + np.random.default_rng(1).normal(size=2000) > 0).astype(int)
-    options = SMALL if kind == "ensemble" else {"model__kind": "dlrm", "model__interaction": "cat", "train__threads": 1}
+    options = (
+        SMALL
+        if kind == "ensemble"
+        else {"model__kind": "dlrm", "model__interaction": "cat", "train__threads": 1}
+    )
     model = ClickModel(**options).fit(x, y)
     assert roc_auc_score(y, model.predict_proba(x)[:, 1]) > 0.75
 
 
 @pytest.mark.parametrize("words", [("0", "1"), ("no", "yes")])
-def test_labels_may_be_words_in_frames_and_files(words: tuple[str, str], frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_labels_may_be_words_in_frames_and_files(
+    words: tuple[str, str], frame: pl.DataFrame, tmp_path: Path
+) -> None:
     log = frame.with_columns(pl.Series("click", [words[label] for label in frame["click"]]))
     log.write_csv(tmp_path / "log.csv")
     model = ClickModel(**SMALL).fit(log, label="click")
@@ -204,7 +241,8 @@ def test_it_works_with_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
 
 # Checks of scikit-learn that fail, with the reason.
 NOT_HELD = {
-    "check_sample_weight_equivalence_on_dense_data": "batches of weighted samples are not those of repeated ones",
+    "check_sample_weight_equivalence_on_dense_data": "batches of weighted samples are "
+    "not those of repeated ones",
     "check_supervised_y_2d": "labels in a column are taken as they are, without a warning",
 }
 
@@ -223,7 +261,12 @@ def repeat_users(rows: int = 2000) -> pl.DataFrame:
     click = (draws.random(rows) < np.where((user + item) % 3 == 0, 0.8, 0.2)).astype(np.int64)
     moment = pl.Series(np.arange(rows) * 60 + 1_700_000_000)
     return pl.DataFrame(
-        {"user": [f"u{each}" for each in user], "item": [f"i{each}" for each in item], "at": moment, "click": click}
+        {
+            "user": [f"u{each}" for each in user],
+            "item": [f"i{each}" for each in item],
+            "at": moment,
+            "click": click,
+        }
     ).with_columns(pl.from_epoch("at"))
 
 
@@ -232,9 +275,12 @@ def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Pat
     train, test = log[:1500], log[1500:]
     model = ClickModel(**SMALL | {"train__epochs": 1}).fit(train, label="click")
     (history,) = [
-        each["name"] for each in model.recipe_["data"]["source"]["schema"]["sparse"] if each["kind"] == "history"
+        each["name"]
+        for each in model.recipe_["data"]["source"]["schema"]["sparse"]
+        if each["kind"] == "history"
     ]
-    # The expected lists: the last items of earlier positive rows, including those of the frame if it has labels.
+    # The expected lists: the last items of earlier positive rows, including those of the frame if
+    # it has labels.
     past: dict[str, list[str]] = {}
     lists = []
     for user, item, click in log.select("user", "item", "click").iter_rows():
@@ -242,7 +288,8 @@ def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Pat
         past.setdefault(user, []).extend([item] if click else [])
     by_hand = test.with_columns(pl.Series(history, lists[1500:], dtype=pl.List(pl.String)))
     assert model.evaluate(test)["auc"] == pytest.approx(model.evaluate(by_hand)["auc"], abs=1e-6)
-    for name, rows in (("log.jsonl", by_hand), ("log.csv", test)):  # with a column of histories, and without
+    # with a column of histories, and without
+    for name, rows in (("log.jsonl", by_hand), ("log.csv", test)):
         getattr(rows, "write_ndjson" if name == "log.jsonl" else "write_csv")(tmp_path / name)
         assert model.evaluate(tmp_path / name) == model.evaluate(rows)
     nothing = test.with_columns(pl.lit([], dtype=pl.List(pl.String)).alias(history))
@@ -282,10 +329,16 @@ def test_copies_of_a_row_are_on_one_side_of_the_split(by_time: bool, tmp_path: P
     assert 0.05 < len(valid) / len(place) < 0.2
     assert not len(valid.join(train, on=["user", "item"], how="semi"))
     # Without copies, users and items that are equal by chance are drawn like all rows.
-    log = FitArguments(one.with_columns(ts=pl.Series(times[:3000])), y, "", None).write(tmp_path / "one.parquet")
+    log = FitArguments(one.with_columns(ts=pl.Series(times[:3000])), y, "", None).write(
+        tmp_path / "one.parquet"
+    )
     data = {"source": {"schema": data["source"]["schema"]}, "split": split}
     split_log(data, log, None)
-    assert data["split"] == {"by": "time", "valid": "1d", "test": 0} if by_time else data["split"]["by"] == "file"
-    assert by_time or len(pl.read_parquet(data["source"]["paths"][1])) == round((y == 0).sum() / 10) + round(
-        y.sum() / 10
+    assert (
+        data["split"] == {"by": "time", "valid": "1d", "test": 0}
+        if by_time
+        else data["split"]["by"] == "file"
     )
+    assert by_time or len(pl.read_parquet(data["source"]["paths"][1])) == round(
+        (y == 0).sum() / 10
+    ) + round(y.sum() / 10)

@@ -1,8 +1,9 @@
 """Run the examples in the docstrings of the public names, and test that each public name has one.
 
-The examples run in a temporary directory that has the files of the tutorial, with fewer rows and a smaller model: the
-log `clicks.csv`, the recipe `clicks.yaml`, the data set `data/clicks`, the run `runs/clicks`, its export `exported`,
-and the delta `exported-today.delta`. An example of a method may use the names that the example of its class defines.
+The examples run in a temporary directory that has the files of the tutorial, with fewer rows and a
+smaller model: the log `clicks.csv`, the recipe `clicks.yaml`, the data set `data/clicks`, the run
+`runs/clicks`, its export `exported`, and the delta `exported-today.delta`. An example of a method
+may use the names that the example of its class defines.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
         before = export_run(recipe.run, "exported")
         later = recipe.with_fields({"train.run": "runs/later", "train.batch_size": 8, "train.max_steps": 1})
         Trainer(later, dataset).train(earlier=recipe.run)
-        assert write_delta(ExportedModel.open(before), export_run(later.run, "later"), Path("exported-today.delta"))
+        assert write_delta(
+            ExportedModel.open(before), export_run(later.run, "later"), Path("exported-today.delta")
+        )
         shutil.rmtree("runs/later")
         shutil.rmtree("later")
     return folder
@@ -102,10 +105,16 @@ def test_examples_show_what_their_code_prints(
 
 @pytest.mark.parametrize("name", stratarec.__all__)
 def test_every_public_name_has_an_example(name: str) -> None:
-    """Test that a method has its own example, and that a property occurs in an example of its class."""
-    examples = {place: doctest.DocTestParser().get_examples(text) for place, text in docstrings(name).items()}
+    """Test that a method has its own example, and that a property occurs in an example of its
+    class.
+    """
+    examples = {
+        place: doctest.DocTestParser().get_examples(text) for place, text in docstrings(name).items()
+    }
     code = "".join(each.source for parts in examples.values() for each in parts)
     members = public_members(getattr(stratarec, name))
     properties = {f"{name}.{member}" for member, value in members.items() if isinstance(value, property)}
     missing = [place for place in properties if f".{place.partition('.')[2]}" not in code]
-    assert not missing + [place for place, parts in examples.items() if place not in properties and not parts]
+    assert not missing + [
+        place for place, parts in examples.items() if place not in properties and not parts
+    ]

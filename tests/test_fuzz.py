@@ -1,9 +1,9 @@
-"""Test artifacts that were damaged or changed by an attacker: each use is refused in one line that names the file, or
-is valid.
+"""Test artifacts that were damaged or changed by an attacker: each use is refused in one line that
+names the file, or is valid.
 
-A table damages every kind of file in every way. Then the content of files is changed at random and sealed again:
-commands refuse it in one line, or give finite, valid results, and no kernel reads out of range. STRATAREC_FUZZ sets the
-number of cases, STRATAREC_FUZZ_SEED draws others.
+A table damages every kind of file in every way. Then the content of files is changed at random and
+sealed again: commands refuse it in one line, or give finite, valid results, and no kernel reads out
+of range. STRATAREC_FUZZ sets the number of cases, STRATAREC_FUZZ_SEED draws others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ FILES = {
     "plan": ["plan.json"],
     "export": ["manifest.json", "network.safetensors", "tables.safetensors", "vocabulary/0000-*.parquet"],
 }  # fmt: skip
-"""Dictionary from the kind of artifact to patterns of its files; one file of each pattern is damaged."""
+"""Dictionary from the kind of artifact to patterns of its files; one file of each pattern is
+damaged.
+"""
 USES: dict[str, Callable[[Path], object]] = {
     "data": lambda path: read(path, path),
     "plan": lambda path: Plan.load(path / "plan.json"),
@@ -70,7 +72,8 @@ def opened(path: Path) -> None:
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    # Flip a quotation mark if there is one, because a number with another last digit may mean the same.
+    # Flip a quotation mark if there is one, because a number with another last digit may mean the
+    # same.
     middle = len(content) // 2
     content[max(content.find(b'"', middle), middle)] ^= 1
     file.write_bytes(content)
@@ -89,7 +92,8 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 
 
 PATTERNS = [(kind, pattern) for kind in FILES for pattern in FILES[kind]]
-# Distribute the kinds of damage over the kinds of files, so that each kind of file is damaged at least once.
+# Distribute the kinds of damage over the kinds of files, so that each kind of file is damaged at
+# least once.
 CASES = sorted({(*PATTERNS[n % len(PATTERNS)], how) for n, how in enumerate([*DAMAGES] * 3)} - HARMLESS)
 
 
@@ -122,7 +126,9 @@ def run_cases(root: Path, work: Path, last: int) -> list[dict[str, Any]]:
             break
         assert lines, ended.stderr
         assert "fault" not in lines[-1], ended.stderr  # an error of the fuzzer itself
-        outcomes.append({**lines[-1], "kind": "crash", "fault": f"exit {ended.returncode}: {ended.stderr[-3000:]}"})
+        outcomes.append(
+            {**lines[-1], "kind": "crash", "fault": f"exit {ended.returncode}: {ended.stderr[-3000:]}"}
+        )
         first = lines[-1]["case"] + 1
     return outcomes
 

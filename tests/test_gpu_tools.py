@@ -1,4 +1,6 @@
-"""Test the checks for a machine with a GPU, at tiny sizes on the CPU, with kernels in Triton's interpreter."""
+"""Test the checks for a machine with a GPU, at tiny sizes on the CPU, with kernels in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Test files while they are written: they are complete or absent, and the next start removes those of a killed
-process.
+"""Test files while they are written: they are complete or absent, and the next start removes those
+of a killed process.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_start(home: Path)
     assert main(["train", "-q", "r.yaml", "--overwrite"]) == 0
     assert not leftovers()
     work = home / "new.preparing"
-    for file in ("output/train/shard-00000.parquet", "spilled/00000000.arrow", "counts/00000.json", "origin.json"):
+    for file in (
+        "output/train/shard-00000.parquet",
+        "spilled/00000000.arrow",
+        "counts/00000.json",
+        "origin.json",
+    ):
         (work / file).parent.mkdir(parents=True, exist_ok=True)
         temporary_name(work / file).touch()
     write_json(work / "stratarec.json", {"kind": "half-prepared data set", "format": 1})
@@ -115,8 +120,14 @@ threading.Thread(target=terminate_when_something_is_written, daemon=True).start(
 @pytest.mark.parametrize(
     ("command", "consequence"),
     [
-        (["prepare", "r.yaml", "data.path=new"], "finished parts are kept; run the same command again to resume"),
-        (["predict", "run", "-o", "scores.csv"], "unfinished outputs are removed; run the same command again"),
+        (
+            ["prepare", "r.yaml", "data.path=new"],
+            "finished parts are kept; run the same command again to resume",
+        ),
+        (
+            ["predict", "run", "-o", "scores.csv"],
+            "unfinished outputs are removed; run the same command again",
+        ),
         (["export", "run", "-o", "exported"], "unfinished outputs are removed; run the same command again"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
@@ -159,7 +170,9 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 
 def test_an_error_after_a_signal_that_an_import_swallowed_is_reported_as_the_signal() -> None:
-    """An import that catches all exceptions leaves modules partly loaded, so the command fails later."""
+    """An import that catches all exceptions leaves modules partly loaded, so the command fails
+    later.
+    """
     code = (
         "import os, signal\n"
         "from stratarec.cli.run_command import _signals_as_exceptions\n"

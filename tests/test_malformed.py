@@ -19,7 +19,9 @@ from errors import missing
 from stratarec.cli import main
 
 HEAD = "click,who,at,item,price,words\n"
-ROWS = "".join(f"{row % 2},u{row % 7},{1_577_836_800 + row * 600},{row % 5},{row}.5,a|b\n" for row in range(400))
+ROWS = "".join(
+    f"{row % 2},u{row % 7},{1_577_836_800 + row * 600},{row % 5},{row}.5,a|b\n" for row in range(400)
+)
 LOG = (HEAD + ROWS).encode()
 LINE = b"1,u1,1577836900,3,2.5,a\n"
 
@@ -146,20 +148,27 @@ def prepare_refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments:
     assert output.err.startswith("stratarec: ")
     assert output.err.count("\n") == 1
     after = tree(place)
-    # Work of an interrupted reading is in a directory of its own, because a corrected log cannot use it.
+    # Work of an interrupted reading is in a directory of its own, because a corrected log cannot
+    # use it.
     assert {name: after[name] for name in after if not name.startswith("data")} == before
     assert not (place / "data" / "own").exists()
     return output.err
 
 
-@pytest.mark.parametrize(("content", "message"), [each[1:] for each in LOGS], ids=[each[0] for each in LOGS])
-def test_a_malformed_log(place: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"), [each[1:] for each in LOGS], ids=[each[0] for each in LOGS]
+)
+def test_a_malformed_log(
+    place: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
     Path("log.csv").write_bytes(content)
     assert not missing(message, prepare_refused(place, capsys, "own.yaml"))
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=[each[0] for each in CHANGES])
-def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], change: str, message: str) -> None:
+def test_a_malformed_recipe(
+    place: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+) -> None:
     assert not missing(message, prepare_refused(place, capsys, "own.yaml", change))
 
 
@@ -173,9 +182,14 @@ FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), [each[1:] for each in FRAMES], ids=[each[0] for each in FRAMES])
+@pytest.mark.parametrize(
+    ("change", "message"), [each[1:] for each in FRAMES], ids=[each[0] for each in FRAMES]
+)
 def test_a_malformed_parquet_file(
-    place: Path, capsys: pytest.CaptureFixture[str], change: Callable[[pl.DataFrame], pl.DataFrame], message: str
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    message: str,
 ) -> None:
     content = make_content()
     content["data"]["source"] |= {"kind": "parquet", "paths": ["log.parquet"]}

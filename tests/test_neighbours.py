@@ -1,8 +1,9 @@
-"""Test pairs of commands on one directory, at random times. One of the two may be stopped for a while or killed.
+"""Test pairs of commands on one directory, at random times. One of the two may be stopped for a
+while or killed.
 
-Each command has a result that it could have alone, or one line of error. No output is incomplete, no finished result is
-lost, and the next start removes the leftovers of a killed process. STRATAREC_NEIGHBOURS sets the number of pairs, and
-STRATAREC_NEIGHBOURS_SEED draws others.
+Each command has a result that it could have alone, or one line of error. No output is incomplete,
+no finished result is lost, and the next start removes the leftovers of a killed process.
+STRATAREC_NEIGHBOURS sets the number of pairs, and STRATAREC_NEIGHBOURS_SEED draws others.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ COMMANDS = {
     "export": "export work/run -o work/export",
 }
 READERS = {"evaluate", "predict", "export"}
-ALL_PAIRS = [pair for pair in itertools.combinations_with_replacement(COMMANDS, 2) if not READERS.issuperset(pair)]
+ALL_PAIRS = [
+    pair for pair in itertools.combinations_with_replacement(COMMANDS, 2) if not READERS.issuperset(pair)
+]
 
 DISTURB = """
 import os, time
@@ -64,17 +67,23 @@ def arguments(command: str) -> list[str]:
 
 
 class Place:
-    """A directory with a data set and a finished run of 8 steps, and the results of commands that run alone."""
+    """A directory with a data set and a finished run of 8 steps, and the results of commands that
+    run alone.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.work, self._kept = root, root / "work", root / "kept"
+        self.root = root
+        self.work = root / "work"
+        self._kept = root / "kept"
         log = pl.read_parquet(make_log(root))
         log.with_columns(pl.col("time") + log.height).write_parquet(root / "later.parquet")
         self.work.mkdir()
         content = make_recipe(root, self.work / "run", steps=8).to_dict()
         content["data"]["path"] = str(self.work / "data")
         (root / "a.yaml").write_text(yaml.safe_dump(content))
-        self.fingerprints = [self.do(command).fingerprint() for command in ("prepare other values", "prepare")]
+        self.fingerprints = [
+            self.do(command).fingerprint() for command in ("prepare other values", "prepare")
+        ]
         self.do("train")
         shutil.copytree(self.work, self._kept)
         self.finished = {self.do("continue").scores()}
@@ -100,9 +109,13 @@ class Place:
             return main([*arguments(command), *options])
 
     def fingerprint(self) -> str:
-        """Read the whole data set, or the one that was moved aside when the writer of its successor was killed."""
+        """Read the whole data set, or the one that was moved aside when the writer of its successor
+        was killed.
+        """
         path = self.work / "data"
-        return Dataset.open(path if path.exists() else self.work / ".data.replaced", verify="full").fingerprint
+        return Dataset.open(
+            path if path.exists() else self.work / ".data.replaced", verify="full"
+        ).fingerprint
 
     def scores(self) -> bytes:
         return self.do("predict").read_scores()
@@ -140,7 +153,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(PAIRS))
-def test_two_commands_on_one_directory_have_the_results_of_each_alone_or_one_error(place: Place, number: int) -> None:
+def test_two_commands_on_one_directory_have_the_results_of_each_alone_or_one_error(
+    place: Place, number: int
+) -> None:
     draws = random.Random(f"{SEED} {number}")
     pair = draws.sample(draws.choice(ALL_PAIRS), 2)
     place.restore()

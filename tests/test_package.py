@@ -28,21 +28,40 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 OWN = [
-    Requirement(line) for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "tune", "wandb") for line in EXTRAS[name]
+    Requirement(line)
+    for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "tune", "wandb")
+    for line in EXTRAS[name]
 ]
 """Requirements of the extras that are parts of the project."""
-OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
-# Modules whose distribution has another name, and modules that are imported only if they are installed.
+OTHERS = [
+    Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines
+]
+# Modules whose distribution has another name, and modules that are imported only if they are
+# installed.
 DISTRIBUTIONS = {"yaml": "pyyaml", "mlflow": "mlflow-skinny"}
 OPTIONAL = {"IPython", "torchrec", "hypothesis", "pytest", "sklearn"}
 
 
 def test_public_names() -> None:
     assert stratarec.__all__ == [
-        "Batch", "ClickModel", "Dataset", "EmbeddingBagConfig", "InverseJagged", "JaggedTensor", "KeyedJagged",
-        "Loader", "LoaderConfig", "PrepareConfig", "Recipe", "RowOptimizerConfig", "Scorer", "StrataError",
-        "TieredEmbeddingBagCollection", "Trainer", "prepare",
-    ]  # fmt: skip
+        "Batch",
+        "ClickModel",
+        "Dataset",
+        "EmbeddingBagConfig",
+        "InverseJagged",
+        "JaggedTensor",
+        "KeyedJagged",
+        "Loader",
+        "LoaderConfig",
+        "PrepareConfig",
+        "Recipe",
+        "RowOptimizerConfig",
+        "Scorer",
+        "StrataError",
+        "TieredEmbeddingBagCollection",
+        "Trainer",
+        "prepare",
+    ]
     assert all(getattr(stratarec, name) for name in stratarec.__all__)
 
 
@@ -86,7 +105,9 @@ def test_the_map_of_the_code_names_existing_files() -> None:
     assert len(lines) <= 250
     assert max(map(len, lines)) <= 100
     table = text.partition("\n| library |")[2]
-    assert not [each.name for each in {*NEEDED, *OWN} if not re.search(rf"\| (.*, )?{each.name}(,.*)? \|", table)]
+    assert not [
+        each.name for each in {*NEEDED, *OWN} if not re.search(rf"\| (.*, )?{each.name}(,.*)? \|", table)
+    ]
 
 
 def test_links_between_pages_lead_somewhere_and_files_have_one_version() -> None:
@@ -100,10 +121,14 @@ def test_links_between_pages_lead_somewhere_and_files_have_one_version() -> None
 
 
 def loaded_libraries(command: list[str], folder: Path) -> str:
-    """Run a command. Return its exit code and which of the slow libraries, and of LightGBM, it loaded."""
+    """Run a command. Return its exit code and which of the slow libraries, and of LightGBM, it
+    loaded.
+    """
     libraries = "sorted({'torch', 'numba', 'sklearn', 'lightgbm'} & {*sys.modules})"
     code = f"import sys; from stratarec.cli import main; print(main({command}), {libraries})"
-    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=folder, capture_output=True, text=True
+    )
     return done.stdout.splitlines()[-1]
 
 
@@ -114,10 +139,13 @@ def test_init_and_prepare_load_neither_torch_nor_numba(tmp_path: Path) -> None:
 
 
 def test_a_log_with_dates_loads_lightgbm_alone(tmp_path: Path) -> None:
-    """`init` fits LightGBM, which imports scikit-learn if it can. Dates are text, which is no reason to load Numba."""
+    """`init` fits LightGBM, which imports scikit-learn if it can. Dates are text, which is no
+    reason to load Numba.
+    """
     assert importlib.util.find_spec("sklearn")
     rows = [
-        f"{row % 50},2024-03-{1 + row // 288:02} {row // 12 % 24:02}:{5 * (row % 12):02}:00,{int(row % 3 == 0)}"
+        f"{row % 50},2024-03-{1 + row // 288:02} "
+        f"{row // 12 % 24:02}:{5 * (row % 12):02}:00,{int(row % 3 == 0)}"
         for row in range(3000)
     ]
     (tmp_path / "log.csv").write_text("\n".join(["user,time,click", *rows, ""]))
@@ -131,7 +159,9 @@ def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
 
 
 def test_settings_match_the_code() -> None:
-    """Settings are read without the modules that need torch, so each model names its settings twice."""
+    """Settings are read without the modules that need torch, so each model names its settings
+    twice.
+    """
     assert all(score_of(kind).config is config for kind, (config, _) in MODELS.items())
 
 

@@ -1,4 +1,6 @@
-"""Test that recipes load and survive a round trip, and that a mistake is one error that names its field."""
+"""Test that recipes load and survive a round trip, and that a mistake is one error that names its
+field.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,13 @@ def test_shipped_recipes_load_and_survive_a_round_trip(path: Path) -> None:
 
 
 def test_overrides_reach_nested_fields(tmp_path: Path) -> None:
-    recipe = Recipe.load(SHIPPED[0], ["train.batch_size=77", "data.split.test=0.2", "model.embedding_dim=8"][:1])
+    recipe = Recipe.load(
+        SHIPPED[0], ["train.batch_size=77", "data.split.test=0.2", "model.embedding_dim=8"][:1]
+    )
     assert recipe.train.batch_size == 77
     recipe = Recipe.load(
-        Path(SHIPPED[0]).parent / "criteo.yaml", ["data.source.paths=[a, b]", "train.dense.schedule.warmup_steps=5"]
+        Path(SHIPPED[0]).parent / "criteo.yaml",
+        ["data.source.paths=[a, b]", "train.dense.schedule.warmup_steps=5"],
     )
     assert recipe.data.source.paths == ("a", "b")  # type: ignore[union-attr]
     assert recipe.train.dense.schedule.warmup_steps == 5
@@ -86,7 +91,9 @@ def everything() -> dict[str, Any]:
 
 
 def fields(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     for key, part in inner:
         yield (*path, key)
         yield from fields(part, (*path, key))
@@ -188,9 +195,18 @@ def test_configurations_are_validated_when_they_are_built_in_python(make: Any, m
     ("change", "message"),
     [
         ({"data": {"sorce": {}}}, "data.sorce: unknown field; did you mean source?"),
-        ({"data": {"source": {"kind": "parquet", "pats": []}}}, "data.source.pats: unknown field; did you mean paths?"),
-        ({"model": {"kind": "dcnv2", "bottom_mlp": [4]}}, "model.bottom_mlp: unknown field; known fields: kind, embed"),
-        ({"memory": {"block": {"path": "x", "bugdet": 3}}}, "memory.block.bugdet: unknown field; did you mean budget?"),
+        (
+            {"data": {"source": {"kind": "parquet", "pats": []}}},
+            "data.source.pats: unknown field; did you mean paths?",
+        ),
+        (
+            {"model": {"kind": "dcnv2", "bottom_mlp": [4]}},
+            "model.bottom_mlp: unknown field; known fields: kind, embed",
+        ),
+        (
+            {"memory": {"block": {"path": "x", "bugdet": 3}}},
+            "memory.block.bugdet: unknown field; did you mean budget?",
+        ),
         (
             {"data": {"vocabulary": {"overrides": {"a": {"min_cout": 3}}}}},
             "data.vocabulary.overrides.a.min_cout: unknown field; did you mean min_count?",

@@ -1,4 +1,6 @@
-"""Test the page of recipes by situation, and the links from recipe fields to the pages that explain them."""
+"""Test the page of recipes by situation, and the links from recipe fields to the pages that explain
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ PAGE = (DOCS / "how-to" / "recipes.md").read_text()
 SITUATIONS = dict(re.findall(r"^## (.+)\n(?:(?!## ).*\n)*?```yaml\n((?:.*\n)*?)```", PAGE, re.MULTILINE))
 LINES = 13
 """Maximum lines of a situation."""
-SCHEMA = {"label": "clicked", "time": "time", "user": "user", "sparse": [{"name": "user"}, {"name": "item"}]}
+SCHEMA = {
+    "label": "clicked",
+    "time": "time",
+    "user": "user",
+    "sparse": [{"name": "user"}, {"name": "item"}],
+}
 BASE = {
     "name": "clicks",
     "data": {"path": "data/clicks", "source": {"kind": "csv", "paths": ["clicks.csv"], "schema": SCHEMA}},
@@ -36,7 +43,9 @@ BASE = {
 
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with the lines of a situation, as a reader copies them; a source of another kind replaces it."""
+    """Return `base` with the lines of a situation, as a reader copies them; a source of another
+    kind replaces it.
+    """
     if change.get("kind", base.get("kind")) != base.get("kind"):
         return change
     result = dict(base)
@@ -61,7 +70,8 @@ def test_the_lines_of_a_situation_are_a_valid_recipe(name: str) -> None:
         kept: Any = recipe
         for part in path:
             kept = kept[part]
-        assert kept == value or isinstance(value, (str, dict, list)), path  # sizes and durations are converted
+        # sizes and durations are converted
+        assert kept == value or isinstance(value, (str, dict, list)), path
 
 
 def leaves(content: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -89,7 +99,8 @@ def test_every_field_links_to_a_heading_whose_page_names_it() -> None:
             page, _, heading = target.partition("#")
             text = tool.metrics() if page == "reference/metrics.md" else (DOCS / page).read_text()
             anchors = {
-                re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in HEADING.findall(text)
+                re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-")
+                for line in HEADING.findall(text)
             }
             assert not heading or heading in anchors, target
             if "." in key and not re.search(rf"\b{field.name}\b", text):

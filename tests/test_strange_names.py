@@ -1,4 +1,6 @@
-"""Test names that are paths, patterns, markup or worse, from log to scores, on the terminal and in pages."""
+"""Test names that are paths, patterns, markup or worse, from log to scores, on the terminal and in
+pages.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,17 @@ def write(root: Path, names: tuple[str, ...]) -> Path:
     root.mkdir()
     draws = np.random.default_rng(0)
     visit = draws.integers(0, 80, 1200)
-    columns = {name: [f"{place}-{value % (place + 3)}" for value in visit] for place, name in enumerate(names)}
+    columns = {
+        name: [f"{place}-{value % (place + 3)}" for value in visit] for place, name in enumerate(names)
+    }
     dense = draws.random(1200)
-    frame = {"y": draws.integers(0, 2, 1200), "v": visit, "w": visit % 19, "t": np.arange(1200), names[0] + "d": dense}
+    frame = {
+        "y": draws.integers(0, 2, 1200),
+        "v": visit,
+        "w": visit % 19,
+        "t": np.arange(1200),
+        names[0] + "d": dense,
+    }
     pl.DataFrame({**frame, **columns}).write_parquet(root / "log.parquet")
     content = tiny(root, max_steps=6, epochs=1, report=True)
     content["name"] = f"<b>{names[0]} [/x]</b>".replace("/", "")
@@ -85,10 +95,14 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
     for kind, names in (("odd", NAMES), ("plain", plain)):
         root = write(tmp_path / kind, names)
         for command in (
-            ["prepare", f"{root}/r.yaml"], ["train", f"{root}/r.yaml"], ["evaluate", f"{root}/run"],
-            ["predict", f"{root}/run"], ["export", f"{root}/run"], ["profile", f"{root}/data", "--batch-size", "64"],
+            ["prepare", f"{root}/r.yaml"],
+            ["train", f"{root}/r.yaml"],
+            ["evaluate", f"{root}/run"],
+            ["predict", f"{root}/run"],
+            ["export", f"{root}/run"],
+            ["profile", f"{root}/data", "--batch-size", "64"],
             ["plan", f"{root}/r.yaml", "-o", f"{root}/plan.json"],
-        ):  # fmt: skip
+        ):
             assert main(command) == 0, (kind, command)
         pages.append(root / "run" / "report.html")
         scores = pl.read_parquet(root / "run" / "predictions-test.parquet")
@@ -129,14 +143,22 @@ def code_of(arguments: list[str]) -> object:
         return leaving.code
 
 
-def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_do_not_reach_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     evil = "\x1b]0;owned\x07\x1b[31m"
     folder = tmp_path / f"f{evil}"
     folder.mkdir()
-    pl.DataFrame({"y": [0, 1], f"c{evil}": [1, 2], "s": ["x", f"y{evil}"]}).write_parquet(folder / "log.parquet")
+    pl.DataFrame({"y": [0, 1], f"c{evil}": [1, 2], "s": ["x", f"y{evil}"]}).write_parquet(
+        folder / "log.parquet"
+    )
     content = tiny(folder)
     schema = {"label": "y", "sparse": [{"name": "missing"}]}
-    content["data"]["source"] = {"kind": "parquet", "paths": [str(folder / "log.parquet")], "schema": schema}
+    content["data"]["source"] = {
+        "kind": "parquet",
+        "paths": [str(folder / "log.parquet")],
+        "schema": schema,
+    }
     recipe = folder / "r.yaml"
     recipe.write_text(yaml.safe_dump(content))
     label = yaml.safe_dump({"label": "s", "sparse": [{"name": "y"}]}, default_flow_style=True).strip()

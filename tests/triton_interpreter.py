@@ -1,7 +1,9 @@
-"""Triton's interpreter: runs kernels for GPUs on tensors of the CPU. Import this module before Triton.
+"""Triton's interpreter: runs kernels for GPUs on tensors of the CPU. Import this module before
+Triton.
 
-`watched` detects errors that occur on a GPU only by chance: two programs that write one address, and a program that
-reads an address that the same launch writes, before or after. `plant` changes the source of a module with kernels.
+`watched` detects errors that occur on a GPU only by chance: two programs that write one address,
+and a program that reads an address that the same launch writes, before or after. `plant` changes
+the source of a module with kernels.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class _Kept:
 
 def _patch(function: Any) -> _Kept:
     """Patch the language once, because patching it for each launch took a tenth of the time."""
-    modules = {id(value) for value in function.__globals__.values() if value is language or value is language.core}
+    modules = {
+        id(value) for value in function.__globals__.values() if value is language or value is language.core
+    }
     if not modules <= _patched:
         _PATCH(function)
         _patched.update(modules)
@@ -116,8 +120,13 @@ def _store(addresses: Any, value: Any, mask: Any) -> Any:
     return _STORE(addresses, value, mask)
 
 
-# Types are equal if their names are. Building them anew for every operation took a third of the time.
-_DTYPE_OF, _BLOCK, _TENSOR = interpreter._get_np_dtype, language.block_type.__init__, language.tensor.__init__
+# Types are equal if their names are. Building them anew for every operation took a third of the
+# time.
+_DTYPE_OF, _BLOCK, _TENSOR = (
+    interpreter._get_np_dtype,
+    language.block_type.__init__,
+    language.tensor.__init__,
+)
 _dtypes: dict[str, Any] = {}
 _blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
 _tensors: dict[str, dict[str, Any]] = {}
@@ -145,7 +154,8 @@ def _build_tensor(self: Any, handle: Any, kind: Any) -> None:
 
 
 interpreter._get_np_dtype = _dtype_of
-language.block_type.__init__, language.tensor.__init__ = _build_block, _build_tensor
+language.block_type.__init__ = _build_block
+language.tensor.__init__ = _build_tensor
 interpreter.GridExecutor.__call__ = _call
 _PATCH, interpreter._patch_lang = interpreter._patch_lang, _patch
 

@@ -1,12 +1,12 @@
 """Compile kernels for 64-bit ARM on this machine; they are not run.
 
-Numba compiles for the processor that LLVM reports. This script reports an ARM server instead, so that Numba's own code,
-the intrinsics of this package and LLVM's instruction selection are those of an ARM machine. An instruction that only
-x86 has cannot be selected, which ends the process.
+Numba compiles for the processor that LLVM reports. This script reports an ARM server instead, so
+that Numba's own code, the intrinsics of this package and LLVM's instruction selection are those of
+an ARM machine. An instruction that only x86 has cannot be selected, which ends the process.
 
-Without arguments, each intrinsic of `kernels/` is compiled in a small function. With ``--all``, every kernel that is in
-Numba's cache on disk is compiled, too, with the types that it was called with; `make venv` and the tests fill the
-cache.
+Without arguments, each intrinsic of `kernels/` is compiled in a small function. With ``--all``,
+every kernel that is in Numba's cache on disk is compiled, too, with the types that it was called
+with; `make venv` and the tests fill the cache.
 """
 
 from __future__ import annotations
@@ -38,14 +38,22 @@ def report_arm(machine: str) -> None:
 
 
 def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Return for each intrinsic a function that calls it, and the types of the function's arguments."""
+    """Return for each intrinsic a function that calls it, and the types of the function's
+    arguments.
+    """
     from numba import njit, types
 
     from stratarec.kernels.runtime import atomics, outline, python_lock, stack, team
     from stratarec.kernels.simd import bits, lanes, prefetch, vector
 
     u8, u16, f32, i32 = (kind[::1] for kind in (types.uint8, types.uint16, types.float32, types.int32))
-    words, word, index, number, short = types.int64[::1], types.int64, types.uint64, types.float32, types.uint32
+    words, word, index, number, short = (
+        types.int64[::1],
+        types.int64,
+        types.uint64,
+        types.float32,
+        types.uint32,
+    )
 
     @njit(**team.BODY)
     def body(member: Any, array: Any) -> None:
@@ -116,7 +124,10 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     }
     found = {each.__name__.rpartition(".")[2]: each for each in (atomics, bits, lanes, outline, prefetch)}
     return {name: (call(found, name, len(kinds)), kinds) for name, kinds in plain.items()} | {
-        "outline.run_openmp": (lambda launch, a: outline.run_openmp(launch, launch, body, (a,)), (word, words)),
+        "outline.run_openmp": (
+            lambda launch, a: outline.run_openmp(launch, launch, body, (a,)),
+            (word, words),
+        ),
         "outline.run_team": (lambda threads, a: outline.run_team(threads, body, (a,)), (board, words)),
         "python_lock.release_lock": (release, ()),
         "python_lock.take_lock": (release, ()),
@@ -138,11 +149,15 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 
 def call(found: dict[str, Any], name: str, count: int) -> Callable[..., Any]:
-    """Return a function of `count` arguments that calls an intrinsic such as atomics.add with them."""
+    """Return a function of `count` arguments that calls an intrinsic such as atomics.add with
+    them.
+    """
     module, _, attribute = name.partition(".")
     arguments = ", ".join(f"argument{place}" for place in range(count))
     # Numba compiles only functions with a fixed number of arguments for types that are given.
-    function: Callable[..., Any] = eval(f"lambda {arguments}: {attribute}({arguments})", vars(found[module]))
+    function: Callable[..., Any] = eval(
+        f"lambda {arguments}: {attribute}({arguments})", vars(found[module])
+    )
     return function
 
 
@@ -211,17 +226,27 @@ def made(module: Any, width: int) -> Iterator[tuple[str, Any]]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="also compile every kernel that Numba has cached")
-    parser.add_argument("--only", default="", help="compile only names with this regular expression, such as bits.to_")
-    parser.add_argument("--machine", default="aarch64", help="machine that the package sees (default: aarch64)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="also compile every kernel that Numba has cached"
+    )
+    parser.add_argument(
+        "--only", default="", help="compile only names with this regular expression, such as bits.to_"
+    )
+    parser.add_argument(
+        "--machine", default="aarch64", help="machine that the package sees (default: aarch64)"
+    )
     options = parser.parse_args()
     report_arm(options.machine)
     from numba import njit
 
     wanted = cases()
     if missing := intrinsics() ^ wanted.keys():
-        raise SystemExit(f"{', '.join(sorted(missing))}: without a case here, or a case without an intrinsic")
+        raise SystemExit(
+            f"{', '.join(sorted(missing))}: without a case here, or a case without an intrinsic"
+        )
     for name, (function, kinds) in wanted.items():
         if re.search(options.only, name):
             check(name, njit(function, nogil=True), kinds)
@@ -233,7 +258,9 @@ def main() -> None:
             check(name, dispatcher, kinds)
         count += len(calls)
         never_called += not calls
-    print(f"compiled for {TRIPLE}: {count} kernels of the cache, which has no call of {never_called} others")
+    print(
+        f"compiled for {TRIPLE}: {count} kernels of the cache, which has no call of {never_called} others"
+    )
 
 
 if __name__ == "__main__":

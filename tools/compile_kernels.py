@@ -1,9 +1,10 @@
 """Compile the kernels that tests and the demo use: the last step of `make venv`.
 
-Numba compiles a kernel at its first call with arguments of a type, and stores the result in `__pycache__` next to the
-source, for all later processes. This script calls the kernels: tables of the usual widths, homes and optimizers, and
-tiny trainings with common recipe settings, each in its own process. If another process compiles already, the script
-waits for it and then loads everything from disk.
+Numba compiles a kernel at its first call with arguments of a type, and stores the result in
+`__pycache__` next to the source, for all later processes. This script calls the kernels: tables of
+the usual widths, homes and optimizers, and tiny trainings with common recipe settings, each in its
+own process. If another process compiles already, the script waits for it and then loads everything
+from disk.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def exercise_tables(folder: Path) -> None:
         _train_tables(4, RowOptimizerConfig(), tiers, folder / f"{home}-{codec}")
 
 
-def _train_tables(width: int, optimizer: RowOptimizerConfig, tiers: TierConfig | None, folder: Path) -> None:
+def _train_tables(
+    width: int, optimizer: RowOptimizerConfig, tiers: TierConfig | None, folder: Path
+) -> None:
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=width, feature_names=(name,)) for name in "ab"
+        EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=width, feature_names=(name,))
+        for name in "ab"
     ]
     module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, tiers=tiers)
     try:
@@ -72,7 +76,9 @@ def _train_tables(width: int, optimizer: RowOptimizerConfig, tiers: TierConfig |
 
 
 def _batches() -> Iterator[KeyedJagged]:
-    """Yield batches with one id per sample and with bags; enough of them that a cache evicts rows."""
+    """Yield batches with one id per sample and with bags; enough of them that a cache evicts
+    rows.
+    """
     for number in range(8):
         values = (torch.arange(2 * BATCH) * 7 + number * 131) % ROWS
         yield KeyedJagged(keys=("a", "b"), values=values, offsets=None, batch_size=BATCH)
@@ -105,7 +111,11 @@ def exercise_trainings(folder: Path) -> None:
     data = {"groups": log, "plain": {**log, "groups": "none"}, "clicks": events}
     dcn = {"kind": "dcnv2", "embedding_dim": 16, "deep_mlp": [16]}
     cases: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-        *((name, {"embedding_dim": width}, {}, {}) for name in ("groups", "plain", "clicks") for width in (4, 8)),
+        *(
+            (name, {"embedding_dim": width}, {}, {})
+            for name in ("groups", "plain", "clicks")
+            for width in (4, 8)
+        ),
         ("groups", {"embedding_dim": 16}, {}, {}),
         ("plain", dcn, {}, {"precision": "bf16"}),
         ("groups", {"embedding_dim": 4}, INT8, {}),
@@ -133,7 +143,8 @@ def exercise_trainings(folder: Path) -> None:
     _command("export", "-q", folder / "run-0", "-o", folder / "exported")
     scorer = Scorer.open(folder / "exported")
     columns = scorer.manifest.columns
-    scorer.score({feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)})  # as a service does
+    # as a service does
+    scorer.score({feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)})
 
 
 def _command(*arguments: object) -> None:
@@ -158,7 +169,8 @@ def compile_part(name: str) -> None:
     save = IndexDataCacheFile.save
 
     def save_alone(self: IndexDataCacheFile, *given: Any) -> None:
-        # Numba reads, changes and writes the index of a kernel's files, so two processes at once would corrupt it.
+        # Numba reads, changes and writes the index of a kernel's files, so two processes at once
+        # would corrupt it.
         with _alone(Path(runtime.__file__)):
             save(self, *given)
 

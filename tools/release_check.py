@@ -1,12 +1,16 @@
-"""Check that the tree can be released as the version in pyproject.toml. `make release-check` runs it.
+"""Check that the tree can be released as the version in pyproject.toml. `make release-check` runs
+it.
 
 - CHANGELOG.md and CITATION.cff have the version.
-- Wheel and source archive are built twice, with equal bytes; the wheel contains only the package and is small.
+- Wheel and source archive are built twice, with equal bytes; the wheel contains only the package
+  and is small.
 - Every dependency, direct or not, names a license that is compatible with Apache-2.0.
-- Links between pages lead to files and headings that exist, and the pages are built without a warning.
+- Links between pages lead to files and headings that exist, and the pages are built without a
+  warning.
 - Every intrinsic of the kernels compiles for 64-bit ARM.
-- The wheel is installed into an empty environment of each interpreter in ``--python``, by default the current one. The
-  commands and the Python code of README.md run there, in a folder that has only the log.
+- The wheel is installed into an empty environment of each interpreter in ``--python``, by default
+  the current one. The commands and the Python code of README.md run there, in a folder that has
+  only the log.
 
 All faults are printed; the exit code is 1 if there is one.
 """
@@ -37,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LARGEST_WHEEL = 2 << 20
 """Maximum size of the wheel in bytes."""
 ALLOWED = re.compile(
-    r"apache|\bmit\b|\bbsd|\bpsf|python software|\bisc\b|mpl|mozilla|zlib|unlicense|hpnd|cmu|public domain|\b0bsd|lgpl",
+    r"apache|\bmit\b|\bbsd|\bpsf|python "
+    r"software|\bisc\b|mpl|mozilla|zlib|unlicense|hpnd|cmu|public domain|\b0bsd|lgpl",
     re.IGNORECASE,
 )
 """Licenses that a program under Apache-2.0 may depend on."""
@@ -89,7 +94,8 @@ def archive_faults(first: list[Path], second: list[Path]) -> Iterator[str]:
 def licenses() -> dict[str, str]:
     """Return name -> license of all installed dependencies, direct or not.
 
-    NVIDIA's libraries are left out: only torch's build for CUDA brings them, and everything runs without it.
+    NVIDIA's libraries are left out: only torch's build for CUDA brings them, and everything runs
+    without it.
     """
     waiting = [Requirement(str(line)) for line in project()["dependencies"]]  # type: ignore[attr-defined]
     found: dict[str, str] = {}
@@ -112,7 +118,9 @@ def licenses() -> dict[str, str]:
 def license_of(package: Distribution) -> str:
     """Return the license that a package names in its metadata."""
     data = package.metadata
-    classifiers = [line.split(" :: ")[-1] for line in data.get_all("Classifier") or () if line.startswith("License ::")]
+    classifiers = [
+        line.split(" :: ")[-1] for line in data.get_all("Classifier") or () if line.startswith("License ::")
+    ]
     text = data.get("License-Expression") or "; ".join(classifiers) or (data.get("License") or "").strip()
     return text.splitlines()[0][:80] if text else "unknown"
 
@@ -125,7 +133,12 @@ def link_faults() -> Iterator[str]:
             if "://" in target or target.startswith("mailto:"):
                 continue
             path = (page.parent / file).resolve() if file else page
-            generated = path.parent.name == "reference" and path.stem in ("recipe", "command-line", "metrics", "api")
+            generated = path.parent.name == "reference" and path.stem in (
+                "recipe",
+                "command-line",
+                "metrics",
+                "api",
+            )
             if not path.exists() and not generated:
                 yield f"{page.relative_to(ROOT)}: {target} does not exist"
             elif heading and path.suffix == ".md" and path.exists() and heading not in headings(path):
@@ -140,7 +153,9 @@ def headings(page: Path) -> set[str]:
 
 def command_faults(name: str, *command: object) -> Iterator[str]:
     """Yield the end of a command's output if it fails."""
-    done = subprocess.run([str(word) for word in command], check=False, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(word) for word in command], check=False, cwd=ROOT, capture_output=True, text=True
+    )
     print(f"{name}: exit code {done.returncode}", flush=True)
     if done.returncode:
         yield f"{name}: {(done.stdout + done.stderr)[-500:]}"
@@ -163,9 +178,14 @@ def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
         for command in (["python", str(ROOT / "examples" / "make_log.py")], *readme_commands()):
             start = time.monotonic()
             words = [inside.with_name(command[0]), *command[1:]]
-            done = subprocess.run(words, check=False, cwd=work, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                words, check=False, cwd=work, env=environment, capture_output=True, text=True
+            )
             shown = " ".join(command[:3]).partition("\n")[0]
-            print(f"{python}: {shown}: exit code {done.returncode}, {time.monotonic() - start:.0f} s", flush=True)
+            print(
+                f"{python}: {shown}: exit code {done.returncode}, {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
             if done.returncode:
                 print(done.stderr[-2000:], flush=True)
                 yield f"{python}: {shown}: {done.stderr[-500:]}"
@@ -173,8 +193,12 @@ def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
 
 
 def readme_commands() -> Iterator[list[str]]:
-    """Yield the words of each command of README.md in order; Python code is a command of `python`."""
-    for language, text in re.findall(r"^```(shell|python)\n(.*?)^```", (ROOT / "README.md").read_text(), BLOCK):
+    """Yield the words of each command of README.md in order; Python code is a command of
+    `python`.
+    """
+    for language, text in re.findall(
+        r"^```(shell|python)\n(.*?)^```", (ROOT / "README.md").read_text(), BLOCK
+    ):
         if language == "python":
             yield [language, "-c", text]
         else:
@@ -183,8 +207,12 @@ def readme_commands() -> Iterator[list[str]]:
 
 def main() -> int:
     """Run all checks; return 1 if there is a fault."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", action="append", default=[], help="install and run with this interpreter (repeat)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", action="append", default=[], help="install and run with this interpreter (repeat)"
+    )
     parser.add_argument("--torch", default="torch", help="install this requirement or wheel of torch first")
     options = parser.parse_args()
     version = str(project()["version"])
@@ -197,7 +225,9 @@ def main() -> int:
         archives = build(Path(first))
         faults += archive_faults(archives, build(Path(second)))
         wheel = next(path for path in archives if path.suffix == ".whl")
-        faults += command_faults("pages", sys.executable, "-m", "sphinx", "-W", "-q", "docs", f"{first}/pages")
+        faults += command_faults(
+            "pages", sys.executable, "-m", "sphinx", "-W", "-q", "docs", f"{first}/pages"
+        )
         faults += command_faults("64-bit ARM", sys.executable, "tools/compile_aarch64.py")
         for python in options.python or [sys.executable]:
             faults += readme_faults(python, wheel, options.torch)

@@ -1,14 +1,16 @@
 """Run the demo and the tests on several versions of Python.
 
-The lowest Python has everything that pyproject.toml names at its lower bound, including the build backend; the others
-have the newest versions within the ranges. Interpreters are those that ``--python`` names, then `python3.X` of PATH,
-of pyenv and of uv; a version without one is named and skipped. Each version has its own environment. An existing one is
-updated, so a second run installs little. Compiled kernels are cached inside the environment.
+The lowest Python has everything that pyproject.toml names at its lower bound, including the build
+backend; the others have the newest versions within the ranges. Interpreters are those that
+``--python`` names, then `python3.X` of PATH, of pyenv and of uv; a version without one is named and
+skipped. Each version has its own environment. An existing one is updated, so a second run installs
+little. Compiled kernels are cached inside the environment.
 
 Arguments after `--` replace the whole suite: `test_versions.py --only 3.10 -- tests/kernels -n 2`.
 
-On Linux, torch from the registry is built for CUDA and needs some 3 GB of libraries. `--torch` takes another
-requirement or the path of a wheel. The settings of pip (an index, a folder of wheels) apply.
+On Linux, torch from the registry is built for CUDA and needs some 3 GB of libraries. `--torch`
+takes another requirement or the path of a wheel. The settings of pip (an index, a folder of wheels)
+apply.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def run(self, *arguments: object, cwd: Path = ROOT, **variables: str) -> int:
-        """Run ``python arguments`` in the folder `cwd`, by default the project's root; return the exit code."""
+        """Run ``python arguments`` in the folder `cwd`, by default the project's root; return the
+        exit code.
+        """
         words = [str(word) for word in (self.python, *arguments)]
         print(f"\n[{self.version}, {self.side}] {' '.join(words)}", flush=True)
         # With PYTHONPATH, another checkout could be tested instead of this one.
@@ -81,7 +85,11 @@ def version_of(python: str | Path) -> str:
 def find_interpreter(version: str, given: Sequence[str]) -> str | None:
     """Return an interpreter of `version`, such as 3.13; None if this machine has none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-    candidates = [*given, f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))]
+    candidates = [
+        *given,
+        f"python{version}",
+        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)),
+    ]
     if uv := shutil.which("uv"):
         found = subprocess.run([uv, "python", "find", version], check=False, capture_output=True, text=True)
         candidates += found.stdout.split("\n")[:1] if found.returncode == 0 else []
@@ -92,7 +100,11 @@ def requirements() -> list[Requirement]:
     """Return the requirements of the build, the library and the tests."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = content["project"]
-    lines = [*content["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["test"]]
+    lines = [
+        *content["build-system"]["requires"],
+        *project["dependencies"],
+        *project["optional-dependencies"]["test"],
+    ]
     return [Requirement(line) for line in lines]
 
 
@@ -100,7 +112,9 @@ def lowest(requirement: Requirement) -> str:
     """Return `requirement` with its lower bound as the only version."""
     bounds = [clause.version for clause in requirement.specifier if clause.operator == ">="]
     if len(bounds) != 1:
-        raise SystemExit(f"pyproject.toml: '{requirement}' must have one lower bound (>=); it has {len(bounds)}")
+        raise SystemExit(
+            f"pyproject.toml: '{requirement}' must have one lower bound (>=); it has {len(bounds)}"
+        )
     marker = f" ; {requirement.marker}" if requirement.marker else ""
     return f"{requirement.name}=={bounds[0]}{marker}"
 
@@ -114,10 +128,14 @@ def create(version: str, folder: Path, python: str) -> Environment:
 
 
 def install(environment: Environment, torch: str | None) -> bool:
-    """Install the project with the requirements of its tests; `torch` replaces the bound of torch's range."""
+    """Install the project with the requirements of its tests; `torch` replaces the bound of torch's
+    range.
+    """
     packages = ["--editable", f"{ROOT}[test]", *([torch] if torch else [])]
     command = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    claimed = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    claimed = SpecifierSet(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    )
     if environment.version not in claimed:
         print(f"{environment.version} is not in requires-python ({claimed}): pip does not check it")
         command.append("--ignore-requires-python")
@@ -126,12 +144,17 @@ def install(environment: Environment, torch: str | None) -> bool:
     pins = environment.folder / "constraints.txt"
     pinned = [each for each in requirements() if not (torch and each.name == "torch")]
     pins.write_text("".join(f"{lowest(each)}\n" for each in pinned))
-    # Before pip 25.3 the first variable applies to the build environment, from then on the second one.
-    return environment.run(*command, *packages, PIP_CONSTRAINT=str(pins), PIP_BUILD_CONSTRAINT=str(pins)) == 0
+    # Before pip 25.3 the first variable applies to the build environment, from then on the second
+    # one.
+    return (
+        environment.run(*command, *packages, PIP_CONSTRAINT=str(pins), PIP_BUILD_CONSTRAINT=str(pins)) == 0
+    )
 
 
 def run_demo(environment: Environment) -> tuple[bool, str]:
-    """Run the main job of `make demo`; return whether it succeeded, and the AUC of its test split."""
+    """Run the main job of `make demo`; return whether it succeeded, and the AUC of its test
+    split.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for line in ("init --recipe demo", "prepare -q demo.yaml", "train -q demo.yaml"):
@@ -143,7 +166,15 @@ def run_demo(environment: Environment) -> tuple[bool, str]:
 
 def versions(environment: Environment) -> dict[str, str]:
     """Return the installed versions by canonical name."""
-    command = [str(environment.python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
+    command = [
+        str(environment.python),
+        "-m",
+        "pip",
+        "list",
+        "--format",
+        "json",
+        "--disable-pip-version-check",
+    ]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {canonicalize_name(each["name"]): each["version"] for each in listed}
 
@@ -152,7 +183,8 @@ def test(environment: Environment, arguments: Sequence[str]) -> tuple[bool, str]
     """Run pytest; return whether it passed, and a summary of the counts."""
     report = environment.folder / "tests.xml"
     report.unlink(missing_ok=True)
-    # Old libraries raise deprecation warnings of their newer dependencies, which are not about this project.
+    # Old libraries raise deprecation warnings of their newer dependencies, which are not about this
+    # project.
     warnings = ["-W", "ignore::DeprecationWarning"] if environment.side == "lowest" else []
     code = environment.run("-m", "pytest", f"--junitxml={report}", *warnings, *arguments)
     if not report.exists():
@@ -160,10 +192,14 @@ def test(environment: Environment, arguments: Sequence[str]) -> tuple[bool, str]
     suite = next(ElementTree.parse(report).iter("testsuite"))
     counts = {name: int(suite.get(name, 0)) for name in ("failures", "errors", "skipped")}
     passed = int(suite.get("tests", 0)) - sum(counts.values())
-    return code == 0, ", ".join([f"{passed} passed", *(f"{count} {name}" for name, count in counts.items() if count)])
+    return code == 0, ", ".join(
+        [f"{passed} passed", *(f"{count} {name}" for name, count in counts.items() if count)]
+    )
 
 
-def check(environment: Environment, torch: str | None, arguments: Sequence[str]) -> tuple[bool, dict[str, str]]:
+def check(
+    environment: Environment, torch: str | None, arguments: Sequence[str]
+) -> tuple[bool, dict[str, str]]:
     """Install, run the demo and test; return whether all passed, and the column of the table."""
     column = {"python": environment.folder.name}
 
@@ -189,22 +225,38 @@ def check(environment: Environment, torch: str | None, arguments: Sequence[str])
 def table(columns: dict[str, dict[str, str]]) -> str:
     """Return a table with a column for each side; missing values are dashes."""
     last = ("install", "demo", "tests")
-    names = sorted(dict.fromkeys(name for column in columns.values() for name in column), key=last.__contains__)
-    rows = [["", *columns], *([name, *(column.get(name, "-") for column in columns.values())] for name in names)]
+    names = sorted(
+        dict.fromkeys(name for column in columns.values() for name in column), key=last.__contains__
+    )
+    rows = [
+        ["", *columns],
+        *([name, *(column.get(name, "-") for column in columns.values())] for name in names),
+    ]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def main() -> int:
     """Run the command line; the exit code is 0 if every version with an interpreter passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=VERSIONS, help="test only this version (default: all)")
-    parser.add_argument("--python", action="append", default=[], help="use this interpreter for its version (repeat)")
-    parser.add_argument("--torch", help="install this requirement or wheel instead of the bounds of torch's range")
-    parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build" / "versions", help="create the environments in this directory"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after -- (default: the whole suite)")
+    parser.add_argument("--only", choices=VERSIONS, help="test only this version (default: all)")
+    parser.add_argument(
+        "--python", action="append", default=[], help="use this interpreter for its version (repeat)"
+    )
+    parser.add_argument(
+        "--torch", help="install this requirement or wheel instead of the bounds of torch's range"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=ROOT / "build" / "versions",
+        help="create the environments in this directory",
+    )
+    parser.add_argument(
+        "pytest", nargs="*", help="arguments of pytest, after -- (default: the whole suite)"
+    )
     options = parser.parse_args()
     for python in options.python:
         if not version_of(python).startswith(tuple(f"{version}." for version in VERSIONS)):
@@ -222,7 +274,10 @@ def main() -> int:
     if columns:
         print(f"\n{table(columns)}")
     for version in absent:
-        print(f"Python {version}: skipped, because this machine has no such interpreter; name one with --python")
+        print(
+            f"Python {version}: skipped, because this machine has no such "
+            "interpreter; name one with --python"
+        )
     return int(failed or not columns)
 
 

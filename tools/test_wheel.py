@@ -1,4 +1,5 @@
-"""Build a wheel, install it into an empty environment, and run the demo from there, outside the checkout.
+"""Build a wheel, install it into an empty environment, and run the demo from there, outside the
+checkout.
 
 The environment sees the packages of the current one, so that only the build backend is downloaded.
 """
@@ -21,7 +22,9 @@ def main() -> None:
     """Build, install and run; raise an error if a step fails."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        subprocess.run([*_pip(sys.executable), "wheel", "--no-deps", "-w", place / "dist", ROOT], check=True)
+        subprocess.run(
+            [*_pip(sys.executable), "wheel", "--no-deps", "-w", place / "dist", ROOT], check=True
+        )
         python = _environment(place / "venv")
         (wheel,) = (place / "dist").glob("*.whl")
         subprocess.run([*_pip(python), "install", "--no-deps", "--no-index", wheel], check=True)
@@ -34,11 +37,16 @@ def main() -> None:
             ["train", "demo.yaml", *SMALL],
             ["predict", "runs/demo", "-o", "scores.parquet"],
         ):
-            subprocess.run([command, *arguments, *(["-q"] if arguments[0] != "init" else [])], check=True, cwd=work)
+            subprocess.run(
+                [command, *arguments, *(["-q"] if arguments[0] != "init" else [])], check=True, cwd=work
+            )
         where = subprocess.run(
             [python, "-c", "import stratarec; print(stratarec.__file__)"],
-            check=True, cwd=work, capture_output=True, text=True,
-        ).stdout.strip()  # fmt: skip
+            check=True,
+            cwd=work,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
         assert Path(where).is_relative_to(place), f"{where} is not the installed wheel"
     print("the wheel works")
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
 
-# Libraries that report their use to their makers unless a variable is set before they are imported. Ray's is set where
-# Ray is imported.
+# Libraries that report their use to their makers unless a variable is set before they are imported.
+# Ray's is set where Ray is imported.
 _SILENT = {
     "ORT_DISABLE_TELEMETRY": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",

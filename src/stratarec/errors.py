@@ -1,15 +1,18 @@
 """Exceptions that users meet, in one tree.
 
-Every message names the file, row, field or option, its value, what it must be, and what to do. The command line prints
-the message as one line and exits with code 2.
+Every message names the file, row, field or option, its value, what it must be, and what to do. The
+command line prints the message as one line and exits with code 2.
 """
 
 from signal import SIGINT, SIGTERM
 
-# Longest message: its head and its end, which says what to do. A value from a file may be of any length.
+# Longest message: its head and its end, which says what to do. A value from a file may be of any
+# length.
 _HEAD, _TAIL = 1000, 400
 UNREGISTERED = "unregistered"
-"""Type of pydantic's error about a choice in a file that StrataRec wrote, if nothing that is installed provides it."""
+"""Type of pydantic's error about a choice in a file that StrataRec wrote, if nothing that is
+installed provides it.
+"""
 
 
 class StrataError(Exception):
@@ -39,7 +42,9 @@ class DataError(StrataError, ValueError):
 
 
 class DatasetError(StrataError, RuntimeError):
-    """A prepared data set that is missing, damaged, of another format version, or of another schema."""
+    """A prepared data set that is missing, damaged, of another format version, or of another
+    schema.
+    """
 
 
 class CheckpointError(StrataError, RuntimeError):
@@ -51,7 +56,9 @@ class ExportError(StrataError, RuntimeError):
 
 
 class StorageError(StrataError, OSError):
-    """A path that cannot be written: a full disk, a missing permission, a file where a directory is needed."""
+    """A path that cannot be written: a full disk, a missing permission, a file where a directory is
+    needed.
+    """
 
 
 class TrainingError(StrataError, ArithmeticError):
@@ -59,15 +66,21 @@ class TrainingError(StrataError, ArithmeticError):
 
 
 class RankError(StrataError, RuntimeError):
-    """Distributed processes that cannot continue; the message names the rank that failed or has other settings."""
+    """Distributed processes that cannot continue; the message names the rank that failed or has
+    other settings.
+    """
 
 
 class ClusterError(StrataError, RuntimeError):
-    """A Ray cluster that is unreachable, lost a task, or has a machine that cannot do the work; names the machine."""
+    """A Ray cluster that is unreachable, lost a task, or has a machine that cannot do the work;
+    names the machine.
+    """
 
 
 class Alarm(Exception):
-    """Raised after a command has finished, because a metric crossed the limit of ``--alert``. The exit code is 3."""
+    """Raised after a command has finished, because a metric crossed the limit of ``--alert``. The
+    exit code is 3.
+    """
 
 
 class Terminated(KeyboardInterrupt):
@@ -85,7 +98,8 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupted(Exception):
-    """A run that the user stopped; the message names the checkpoint that was written and how to resume.
+    """A run that the user stopped; the message names the checkpoint that was written and how to
+    resume.
 
     Parameters
     ----------

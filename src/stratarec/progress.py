@@ -10,7 +10,9 @@ from typing import ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 SpanListener = Callable[[str, int], None]
-"""Receives the name of a call that has ended and when it began, in nanoseconds of `time.perf_counter_ns`."""
+"""Receives the name of a call that has ended and when it began, in nanoseconds of
+`time.perf_counter_ns`.
+"""
 _listener: SpanListener | None = None
 
 
@@ -59,7 +61,8 @@ class timed:
     __slots__ = ("_name", "_seconds", "_start")
 
     def __init__(self, seconds: MutableMapping[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
+        self._seconds = seconds
+        self._name = name
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
@@ -75,7 +78,9 @@ def listen(listener: SpanListener | None) -> None:
 
 
 def traced(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function whose calls appear in traces as `name`; without a listener a call takes 0.1 us longer."""
+    """Decorate a function whose calls appear in traces as `name`; without a listener a call takes
+    0.1 us longer.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

@@ -1,4 +1,6 @@
-"""Test inverse jagged tensors: every operation gives the same result as expanding first, for any bags."""
+"""Test inverse jagged tensors: every operation gives the same result as expanding first, for any
+bags.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ def samples_of(features: KeyedJagged) -> Samples:
 def keyed(samples: Samples, keys: tuple[str, ...]) -> KeyedJagged:
     def bags(lists: list[list[int]]) -> JaggedTensor:
         offsets = torch.tensor([0, *(len(bag) for bag in lists)]).cumsum(0)
-        return JaggedTensor(values=torch.tensor([i for bag in lists for i in bag], dtype=torch.int32), offsets=offsets)
+        return JaggedTensor(
+            values=torch.tensor([i for bag in lists for i in bag], dtype=torch.int32), offsets=offsets
+        )
 
-    return KeyedJagged.from_features({key: bags([sample[f] for sample in samples]) for f, key in enumerate(keys)})
+    return KeyedJagged.from_features(
+        {key: bags([sample[f] for sample in samples]) for f, key in enumerate(keys)}
+    )
 
 
 @st.composite
@@ -68,7 +74,9 @@ def test_expanding_gives_each_sample_the_bags_of_its_inverse_index(group: Invers
 
 @fast
 @given(EITHER, st.integers(0, 9), st.integers(0, 9))
-def test_a_slice_expands_to_the_slice_of_the_expanded_samples(group: InverseJagged, one: int, other: int) -> None:
+def test_a_slice_expands_to_the_slice_of_the_expanded_samples(
+    group: InverseJagged, one: int, other: int
+) -> None:
     first, last = sorted((min(one, group.batch_size), min(other, group.batch_size)))
     part = group.slice(first, last)
     assert samples_of(part.expand()) == samples_of(group.expand())[first:last]
@@ -93,7 +101,9 @@ def test_concatenating_expands_to_the_concatenated_samples(parts: list[InverseJa
 
 
 def test_a_batch_expands_in_the_requested_order() -> None:
-    group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
+    group = InverseJagged(
+        unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32)
+    )
     sparse = keyed([[[5]], [[6]], [[]]], ("item",))
     batch = Batch(label=torch.zeros(3), dense=torch.zeros(3, 0), sparse=sparse, groups=(group,))
     plain = batch.expanded(("h", "item"))
@@ -112,7 +122,9 @@ def test_invalid_groups_are_refused() -> None:
         InverseJagged(unique=unique, inverse=torch.tensor([0.0]))
     with refuses(ConfigError, "positions 0 2"):
         JaggedWindows(key="h", values=torch.arange(2), start=torch.tensor([1]), length=torch.tensor([2]))
-    window = JaggedWindows(key="a", values=torch.arange(2), start=torch.tensor([0]), length=torch.tensor([2]))
+    window = JaggedWindows(
+        key="a", values=torch.arange(2), start=torch.tensor([0]), length=torch.tensor([2])
+    )
     mixed = [InverseJagged(unique=part, inverse=torch.tensor([0])) for part in (unique, window)]
     with refuses(ConfigError, "concatenate windows bags"):
         InverseJagged.concatenate(mixed)

@@ -16,7 +16,11 @@ def feature(bags: list[list[int]], weighted: bool = False) -> JaggedTensor:
 
 
 def test_features_are_joined_and_split_again() -> None:
-    parts = {"a": feature([[1, 2], [], [3]], True), "b": feature([[], [], [9]], True), "c": feature([[], [], []], True)}
+    parts = {
+        "a": feature([[1, 2], [], [3]], True),
+        "b": feature([[], [], [9]], True),
+        "c": feature([[], [], []], True),
+    }
     joined = KeyedJagged.from_features(parts)
     for key, part in parts.items():
         assert joined[key].to_list() == part.to_list()

@@ -26,7 +26,9 @@ from stratarec.recipe import Recipe
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write files with the columns of `frappe_x1`, and return them with a directory for their data sets."""
+    """Write files with the columns of `frappe_x1`, and return them with a directory for their data
+    sets.
+    """
     schema: Schema = Recipe.load(quality.ROOT / "src/stratarec/recipes/frappe_x1.yaml").data.source.schema  # type: ignore[union-attr]
     (tmp_path / "frappe_x1").mkdir()
     for split, rows in ROWS.items():
@@ -40,12 +42,18 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def evaluations(*aucs: float, seconds: float) -> dict[str, Any]:
     return {
-        "auc": max(aucs), "log_loss": 0.1,
+        "auc": max(aucs),
+        "log_loss": 0.1,
         "evaluations": [
-            {"step": place, "auc": auc, "seconds": 2 * seconds * place, "processor_seconds": seconds * place}
+            {
+                "step": place,
+                "auc": auc,
+                "seconds": 2 * seconds * place,
+                "processor_seconds": seconds * place,
+            }
             for place, auc in enumerate(aucs, 1)
         ],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -105,7 +113,9 @@ def test_the_hash_covers_the_imported_modules(tmp_path: Path, name: str, text: s
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_figure_of_other_code_is_marked(tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_other_code_is_marked(
+    tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "MATTER", report.MATTER[:1])
     result = {
         "benchmark": "embedding", "quick": False, "config": {}, "metrics": {report.MATTER[0][2]: 2.0},
@@ -146,8 +156,12 @@ for name in sys.argv[1:]:
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +184,7 @@ def test_results_fit_80_columns_without_breaking_words(print_results: dict[Path,
         for name, value in row.items():
             if isinstance(value, dict) or (
                 isinstance(value, list) and any(isinstance(part, dict) for part in value)
-            ):  # fmt: skip
+            ):
                 continue  # only in the file
             # Neither a word of a header nor a cell is broken.
             assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
@@ -179,7 +193,8 @@ def test_results_fit_80_columns_without_breaking_words(print_results: dict[Path,
 
 def test_growth_compares_the_cost_per_unit_with_smaller_sizes() -> None:
     rows = [
-        {"part": "batch", "size": size, "step_ms": cost} for size, cost in ((64, 64.0), (512, 256.0), (4096, 4096.0))
+        {"part": "batch", "size": size, "step_ms": cost}
+        for size, cost in ((64, 64.0), (512, 256.0), (4096, 4096.0))
     ]
     costs = growth.costs_of(rows, "batch")
     assert costs == {"step_ms": [1.0, 0.5, 1.0]}

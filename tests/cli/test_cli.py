@@ -1,4 +1,6 @@
-"""Test the command line for a new user: any mistake is one line and exit code 2, and no file is lost."""
+"""Test the command line for a new user: any mistake is one line and exit code 2, and no file is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tree(root: Path) -> dict[str, str]:
     return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "directory"
         for path in sorted(root.rglob("*"))
     }
 
@@ -128,7 +132,11 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value)[:70])
 def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_lost(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(place)
     before = tree(place)
@@ -177,9 +185,15 @@ def test_a_run_writes_its_curves_as_json(
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("stratarec tr", {"train"}), ("stratarec train --res", {"--resume"}), ("stratarec evaluate --split v", {"valid"})],
+    [
+        ("stratarec tr", {"train"}),
+        ("stratarec train --res", {"--resume"}),
+        ("stratarec evaluate --split v", {"valid"}),
+    ],
 )
-def test_a_shell_completes_commands_options_and_choices(tmp_path: Path, line: str, offered: set[str]) -> None:
+def test_a_shell_completes_commands_options_and_choices(
+    tmp_path: Path, line: str, offered: set[str]
+) -> None:
     environment = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found"),
@@ -205,7 +219,9 @@ def test_a_defect_is_one_line_that_names_the_file_of_its_traceback(tmp_path: Pat
     done = broken(environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
-    result = re.fullmatch(r"stratarec: .*KeyError: 'a key that\\nnobody expected'.* (/\S+\.txt)\W*\n", done.stderr)
+    result = re.fullmatch(
+        r"stratarec: .*KeyError: 'a key that\\nnobody expected'.* (/\S+\.txt)\W*\n", done.stderr
+    )
     assert result is not None
     text = Path(result[1]).read_text()
     assert Path(result[1]).parent == tmp_path
@@ -223,7 +239,9 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]
     done = forked.run(arguments, before=limit, cwd=place, environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 2, done.stderr
-    assert re.fullmatch(r"stratarec: out of memory \(.*\); use smaller batches or tables, or .*\n", done.stderr)
+    assert re.fullmatch(
+        r"stratarec: out of memory \(.*\); use smaller batches or tables, or .*\n", done.stderr
+    )
     assert not list(tmp_path.glob("stratarec-error-*"))
 
 
@@ -259,7 +277,11 @@ def test_a_run_continues_when_its_progress_is_not_read(place: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "name", "values"),
     [
-        ("train r.yaml train.batch_size=8 -q train.epochs=2", "overrides", ["train.batch_size=8", "train.epochs=2"]),
+        (
+            "train r.yaml train.batch_size=8 -q train.epochs=2",
+            "overrides",
+            ["train.batch_size=8", "train.epochs=2"],
+        ),
         ("evaluate run a.csv -q b.csv", "data", ["a.csv", "b.csv"]),
         ("continue run a.csv -q b.csv train.lr=0.1", "files", ["a.csv", "b.csv", "train.lr=0.1"]),
         ("compare a -q b", "runs", ["a", "b"]),

@@ -25,7 +25,9 @@ from stratarec.io.atomic import read_json
 from stratarec.recipe import Recipe
 
 LIMIT_SECONDS = 10
-"""Refusing these texts takes milliseconds. Without the limit it took minutes, or more memory than there is."""
+"""Refusing these texts takes milliseconds. Without the limit it took minutes, or more memory than
+there is.
+"""
 
 
 def bomb(levels: int, width: int = 9) -> str:
@@ -101,8 +103,12 @@ def test_a_text_of_nearly_the_maximum_number_of_values_is_read() -> None:
     assert time.process_time() - began < 3 * LIMIT_SECONDS
 
 
-@pytest.mark.parametrize("number", ["9" * 5_000, "0x" + "f" * 5_000, "9" * 90, "-" + "9" * 90, "9" * 90 + ".5"])
-@pytest.mark.parametrize("field", ["train.seed", "train.batch_size", "data.shard_samples", "train.dense.learning_rate"])
+@pytest.mark.parametrize(
+    "number", ["9" * 5_000, "0x" + "f" * 5_000, "9" * 90, "-" + "9" * 90, "9" * 90 + ".5"]
+)
+@pytest.mark.parametrize(
+    "field", ["train.seed", "train.batch_size", "data.shard_samples", "train.dense.learning_rate"]
+)
 def test_numbers_of_many_digits_are_one_line(
     tmp_path: Path, number: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +122,9 @@ def test_numbers_of_many_digits_are_one_line(
     content = tiny(tmp_path)
     place = content["data"] if field.startswith("data.") else content["train"]
     place["X" if "dense" in field else field.split(".")[-1]] = "NUMBER"
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content).replace("NUMBER", number).replace("X:", "dense:"))
+    (tmp_path / "r.yaml").write_text(
+        yaml.safe_dump(content).replace("NUMBER", number).replace("X:", "dense:")
+    )
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 2
     result = capsys.readouterr().err
     assert result.count("\n") == 1
@@ -142,7 +150,9 @@ def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path
     os.close(writer)
     done = forked.run(["prepare", "-q", "/dev/stdin"], stdin=reader)
     os.close(reader)
-    expected = "cannot read the recipe /dev/stdin: it is a pipe, which can be read only once, expected a file"
+    expected = (
+        "cannot read the recipe /dev/stdin: it is a pipe, which can be read only once, expected a file"
+    )
     assert (done.returncode, done.stderr) == (2, f"stratarec: {expected}\n")
     (tmp_path / "r.yaml").write_text(text)
     with (tmp_path / "r.yaml").open() as file:
@@ -187,11 +197,14 @@ def test_the_walk_finds_the_known_fields() -> None:
 
 @pytest.mark.parametrize("path", sorted({path for path, _, _ in FIELDS}), ids=".".join)
 @pytest.mark.parametrize("value", [".nan", "-.inf", "inf"])
-def test_an_error_names_the_field_that_is_not_a_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
+def test_an_error_names_the_field_that_is_not_a_number(
+    tmp_path: Path, path: tuple[str, ...], value: str
+) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
     # The recipe's source has no schema, so the error for a text value is about the schema.
     named = "schema" if "schema" in path and not value.startswith((".", "-.")) else path[-1]
-    kind = ["train.loss.kind=focal"] if path[:2] == ("train", "loss") else []  # the default loss has no numbers
+    # the default loss has no numbers
+    kind = ["train.loss.kind=focal"] if path[:2] == ("train", "loss") else []
     with pytest.raises(ConfigError, match=named) as caught:
         Recipe.load(tmp_path / "r.yaml", [*kind, f"{'.'.join(path)}={value}"])
     assert "\n" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""Test a log format of another package: it is prepared, trained, scored and continued like the others."""
+"""Test a log format of another package: it is prepared, trained, scored and continued like the
+others.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class OrcSource:
     divisible = True
 
     def __init__(self, config: OrcConfig, on_bad_row: OnBadRow, view: View | None) -> None:
-        self._view, self._on_bad_row = view or View(schema=config.schema), on_bad_row
-        self.schema, self._files = self._view.schema, expand(config.paths)
+        self._view = view or View(schema=config.schema)
+        self._on_bad_row = on_bad_row
+        self.schema = self._view.schema
+        self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
 
@@ -93,14 +97,18 @@ def write_log(path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     item, shop = random.integers(0, 40, 2000), random.integers(0, 5, 2000)
     label = random.random(2000) < 1 / (1 + np.exp(-(item % 7 - 3 + shop / 5)))
-    frame = pl.DataFrame({"clicked": label.astype(np.int64), "item": item, "shop": shop.astype(str), "unused": item})
+    frame = pl.DataFrame(
+        {"clicked": label.astype(np.int64), "item": item, "shop": shop.astype(str), "unused": item}
+    )
     orc.write_table(frame.to_arrow(compat_level=pl.CompatLevel.oldest()), path)
 
 
 def content(root: Path, kind: str) -> dict[str, Any]:
     schema = {"label": "clicked", "sparse": [{"name": "item"}, {"name": "shop"}]}
     source = {"kind": kind, "paths": [str(root / "log.orc")], "schema": schema}
-    return with_values(tiny(root, epochs=2, eval_every=0), {"data.source": source, "data.vocabulary": {"min_count": 1}})
+    return with_values(
+        tiny(root, epochs=2, eval_every=0), {"data.source": source, "data.vocabulary": {"min_count": 1}}
+    )
 
 
 @pytest.mark.usefixtures("registered")

@@ -1,4 +1,6 @@
-"""Test data sets with a base: they keep its ids and moments, and every id can be computed from the manifest alone."""
+"""Test data sets with a base: they keep its ids and moments, and every id can be computed from the
+manifest alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
 
 SCHEMA = Schema(
-    sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
+    sparse=(
+        SparseFeature(name="item"),
+        SparseFeature(name="tags", kind="multi"),
+        SparseFeature(name="place"),
+    ),
     dense=(DenseFeature(name="age"),),
 )
 VOCABULARY = VocabularyConfig(
@@ -106,7 +112,9 @@ def test_moments_are_inherited_from_the_base(days: Path) -> None:
     assert input_difference(last, first.inputs()).startswith("vocabulary 'item' has")
     assert not feature_difference(last, first.inputs())
     for same in (feature_difference, input_difference):
-        assert same(first, {**first.inputs(), "labels": ["like", "click"]}).startswith("labels is absent, and was")
+        assert same(first, {**first.inputs(), "labels": ["like", "click"]}).startswith(
+            "labels is absent, and was"
+        )
 
 
 def test_counts_may_rise_only_among_the_values_of_the_base(days: Path) -> None:
@@ -119,7 +127,9 @@ def test_counts_may_rise_only_among_the_values_of_the_base(days: Path) -> None:
 
 
 def reference_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
-    """Compute ids from a manifest, the values in its file and the formulas in the README of an export."""
+    """Compute ids from a manifest, the values in its file and the formulas in the README of an
+    export.
+    """
     places = {value: place for place, value in enumerate(file) if place >= ids["tail_buckets"]}
     return [places.get(value, reference_hash(value) % ids["tail_buckets"]) for value in values]
 

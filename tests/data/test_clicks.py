@@ -1,4 +1,6 @@
-"""Compare samples of click logs, in chunks of any size, with a reference that looks at every earlier click."""
+"""Compare samples of click logs, in chunks of any size, with a reference that looks at every
+earlier click.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def click_log(path: Path, clicks: int = 300) -> pl.DataFrame:
     return frame.sort("timestamp", maintain_order=True)
 
 
-def samples(path: Path, workspace: Path, start: int = 0, dense: tuple[str, ...] | None = None) -> list[pl.DataFrame]:
+def samples(
+    path: Path, workspace: Path, start: int = 0, dense: tuple[str, ...] | None = None
+) -> list[pl.DataFrame]:
     config = ClicksConfig(paths=(str(path),), contexts=("device",), negatives=2, memory="3h", dense=dense)
     source = ClicksSource(config, "error", SplitConfig(by="time", valid="2h", test="2h"))
     return [chunk.frame for chunk in source.chunks(workspace, ChunkShare(done=frozenset(range(start))))]
@@ -62,7 +66,9 @@ def test_dense_features_depend_on_earlier_clicks_only(tmp_path: Path) -> None:
         place += row["label"] != 0
         click, item = lines[place], row["item_id"]
         assert (row["timestamp"], row["user_id"]) == (click.time, click.user)
-        expected = reference_features(lines, click, item, recent=HOUR // 6, window=HOUR, memory=3 * HOUR, second=1)
+        expected = reference_features(
+            lines, click, item, recent=HOUR // 6, window=HOUR, memory=3 * HOUR, second=1
+        )
         names = (*FEATURES, "device_popularity")
         got = [np.nan if row[name] is None else row[name] for name in names]
         np.testing.assert_array_equal(np.float32(got), np.float32(expected), str(names))
@@ -84,7 +90,9 @@ def test_chunks_may_have_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small_chunks = samples(tmp_path / "log.parquet", tmp_path / "two")
     assert len(small_chunks) > len(large_chunks)
     assert_frame_equal(pl.concat(small_chunks), pl.concat(large_chunks))
-    assert_frame_equal(pl.concat(samples(tmp_path / "log.parquet", tmp_path / "two", 20)), pl.concat(small_chunks[20:]))
+    assert_frame_equal(
+        pl.concat(samples(tmp_path / "log.parquet", tmp_path / "two", 20)), pl.concat(small_chunks[20:])
+    )
 
 
 def test_clicks_without_a_following_click_are_counted_and_kept_as_events(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Test click logs that continue each other: wherever a log is cut, the samples and the saved state equal those of one
-log.
+"""Test click logs that continue each other: wherever a log is cut, the samples and the saved state
+equal those of one log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def read_samples(
     root.mkdir()
     log.write_parquet(root / "log.parquet")
     config = ClicksConfig(
-        paths=(str(root / "log.parquet"),), contexts=("device",), negatives=2, memory="3h", last_window=last_window
+        paths=(str(root / "log.parquet"),),
+        contexts=("device",),
+        negatives=2,
+        memory="3h",
+        last_window=last_window,
     )
     source = ClicksSource(config, "error", SplitConfig(by="fraction", valid=0.0, test=0.0))
     if before is not None:
@@ -58,12 +62,18 @@ def test_a_log_in_pieces_gives_the_samples_of_the_log(
 ) -> None:
     root, log = tmp_path_factory.mktemp("pieces"), click_log()
     expected, kept = read_samples(log, root / "whole")
-    edges = [0, *(int(log["timestamp"].search_sorted(FIRST + HOUR * hour + 1500)) for hour in hours), len(log)]
+    edges = [
+        0,
+        *(int(log["timestamp"].search_sorted(FIRST + HOUR * hour + 1500)) for hour in hours),
+        len(log),
+    ]
     parts, before = [], None
     for number, (first, last) in enumerate(pairwise(edges)):
         piece = log[first:last]
         if shuffled:  # clicks at the same time keep their order
-            piece = piece.with_columns(pl.col("timestamp").hash(number).alias("at")).sort("at", maintain_order=True)
+            piece = piece.with_columns(pl.col("timestamp").hash(number).alias("at")).sort(
+                "at", maintain_order=True
+            )
         part, before = read_samples(piece.select(log.columns), root / str(number), before)
         parts.append(part)
     assert_frame_equal(pl.concat(parts), expected)

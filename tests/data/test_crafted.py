@@ -167,7 +167,9 @@ def test_content_that_prepare_never_writes_is_named(
     data_sets: Path, tmp_path: Path, name: str, column: str, values: Any, kind: pa.DataType, message: str
 ) -> None:
     shutil.copytree(data_sets / name, tmp_path / "data")
-    rewrite(tmp_path / "data", "tables" if name == "auto" else "samples", replace_column(column, values, kind))
+    rewrite(
+        tmp_path / "data", "tables" if name == "auto" else "samples", replace_column(column, values, kind)
+    )
     with refuses(DatasetError, message) as caught:
         read_all(tmp_path / "data")
     assert "shard-00000" in str(caught.value)
@@ -178,10 +180,22 @@ def test_content_that_prepare_never_writes_is_named(
 
 def test_columns_and_row_groups_not_in_the_manifest_are_refused(data_sets: Path, tmp_path: Path) -> None:
     changes: list[tuple[str, Callable[[pa.Table], pa.Table], str]] = [
-        ("samples", lambda table: table.append_column("more", table["item"]), "column 'more' is of int32 type"),
-        ("samples", lambda table: table.drop_columns(["item"]), "column 'item' is of no type, expected int32"),
+        (
+            "samples",
+            lambda table: table.append_column("more", table["item"]),
+            "column 'more' is of int32 type",
+        ),
+        (
+            "samples",
+            lambda table: table.drop_columns(["item"]),
+            "column 'item' is of no type, expected int32",
+        ),
         ("samples", lambda table: table.slice(1), "row groups of .* rows, expected 1 with"),
-        ("tables", lambda table: pa.concat_tables([table, table]), "row groups of .* rows, expected 1 with"),
+        (
+            "tables",
+            lambda table: pa.concat_tables([table, table]),
+            "row groups of .* rows, expected 1 with",
+        ),
     ]
     for place, (file, change, message) in enumerate(changes):
         path = tmp_path / str(place)
@@ -253,7 +267,9 @@ def test_files_behind_links_are_refused(data_sets: Path, tmp_path: Path, is_file
         Dataset.open(tmp_path / "data")
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()]
+)
 def test_a_manifest_that_is_not_a_file_is_refused_at_once(
     data_sets: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
@@ -264,7 +280,9 @@ def test_a_manifest_that_is_not_a_file_is_refused_at_once(
         Dataset.open(tmp_path / "data")
 
 
-def change_vocabulary(name: str, change: Callable[[pa.Table], pa.Table], data_sets: Path, place: Path) -> Path:
+def change_vocabulary(
+    name: str, change: Callable[[pa.Table], pa.Table], data_sets: Path, place: Path
+) -> Path:
     """Copy a data set with a changed vocabulary file and update every hash."""
     shutil.copytree(data_sets / "auto", place)
     content = manifest(place)
@@ -301,7 +319,9 @@ VOCABULARIES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), VOCABULARIES, ids=[message[:30] for _, message in VOCABULARIES])
+@pytest.mark.parametrize(
+    ("change", "message"), VOCABULARIES, ids=[message[:30] for _, message in VOCABULARIES]
+)
 def test_invalid_vocabularies_are_named(
     data_sets: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:

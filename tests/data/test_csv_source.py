@@ -40,13 +40,19 @@ NAMES = ("user", "y", "when", "item", "unused", "price", "shop", "tags")
 BAD = object()
 
 
-def source(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> CsvSource:
+def source(
+    path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any
+) -> CsvSource:
     chunk_bytes = options.pop("chunk_bytes", 1 << 20)
     return CsvSource(CsvConfig(paths=(str(path),), schema=schema, **options), on_bad_row, chunk_bytes)
 
 
-def read(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> pl.DataFrame:
-    return pl.concat([chunk.frame for chunk in source(path, schema, on_bad_row, **options).chunks(path.parent)])
+def read(
+    path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any
+) -> pl.DataFrame:
+    return pl.concat(
+        [chunk.frame for chunk in source(path, schema, on_bad_row, **options).chunks(path.parent)]
+    )
 
 
 # The reference: the value of a cell of text for each place in the schema.
@@ -70,7 +76,9 @@ REFERENCE: dict[str, Callable[[str], Any]] = {
     "price": lambda cell: number(cell) if cell else None,
     "item": lambda cell: cell or None,
     "shop": lambda cell: as_integer(cell) if cell else None,
-    "tags": lambda cell: [part.strip() for part in cell.split("|") if part.strip()][:3] if cell.strip() else None,
+    "tags": lambda cell: (
+        [part.strip() for part in cell.split("|") if part.strip()][:3] if cell.strip() else None
+    ),
     "when": lambda cell: as_integer(cell) if cell else BAD,
     "user": lambda cell: cell or BAD,
 }
@@ -159,7 +167,9 @@ def json_lines() -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_one_log_in_every_format(tmp_path: Path, name: str, content: bytes, options: dict[str, Any]) -> None:
+def test_one_log_in_every_format(
+    tmp_path: Path, name: str, content: bytes, options: dict[str, Any]
+) -> None:
     (tmp_path / name).write_bytes(content)
     for chunk_bytes in (50, 1 << 20):
         assert read(tmp_path / name, chunk_bytes=chunk_bytes, **options).to_dicts() == EXPECTED
@@ -175,7 +185,9 @@ HEAD = b"user,y,when,item,unused,price,shop,tags\n"
 
 
 def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
-    """Write a CSV and a Parquet file of `columns`. Add labels and another column if they are missing."""
+    """Write a CSV and a Parquet file of `columns`. Add labels and another column if they are
+    missing.
+    """
     rows = len(next(iter(columns.values())))
     columns = {"y": [1, 0, 1][:rows], "d": ["u", "v", "w"][:rows], **columns}
     pl.DataFrame(columns, strict=False).write_csv(root / "log.csv")
@@ -221,15 +233,27 @@ HOURLY = {**TIMED, "time_format": "%Y%m%d%H"}
         ),
         ({"a": ["2020-01-01", "2020-01-02"]}, TIMED, {"a": [1_577_836_800, 1_577_923_200]}),
         ({"a": ["2020-01-01 00:00:05", "2020-01-01T00:01"]}, TIMED, {"a": [1_577_836_805, 1_577_836_860]}),
-        ({"a": ["2020-01-01T00:00:05Z", "2020-01-01 02:00+02:00"]}, TIMED, {"a": [1_577_836_805, 1_577_836_800]}),
-        ({"a": ["2020-01-01T00:00:05Z", "2020-01-01 00:00:06"]}, TIMED, {"a": [1_577_836_805, 1_577_836_806]}),
+        (
+            {"a": ["2020-01-01T00:00:05Z", "2020-01-01 02:00+02:00"]},
+            TIMED,
+            {"a": [1_577_836_805, 1_577_836_800]},
+        ),
+        (
+            {"a": ["2020-01-01T00:00:05Z", "2020-01-01 00:00:06"]},
+            TIMED,
+            {"a": [1_577_836_805, 1_577_836_806]},
+        ),
         (
             {"a": ["31/12/2019 23:59", "01/01/2020 00:00"]},
             {**TIMED, "time_format": "%d/%m/%Y %H:%M"},
             {"a": [1_577_836_740, 1_577_836_800]},
         ),
         ({"a": ["20200101"]}, {**TIMED, "time_format": "%Y%m%d"}, {"a": [1_577_836_800]}),
-        ({"a": [20_010_100, 20_010_123]}, {**TIMED, "time_format": "%y%m%d%H"}, {"a": [1_577_836_800, 1_577_919_600]}),
+        (
+            {"a": [20_010_100, 20_010_123]},
+            {**TIMED, "time_format": "%y%m%d%H"},
+            {"a": [1_577_836_800, 1_577_919_600]},
+        ),
         ({"y": ["yes", " yes", "no "]}, WORDED, {"y": [1, 1, 0]}),
         (
             {"y": ["yes", None, "2"], "z": [0, 1, 1]},
@@ -276,7 +300,9 @@ def test_errors_are_the_same_in_text_and_parquet(
 
 def test_a_damaged_file_is_named_after_the_rows_before_the_damage(tmp_path: Path) -> None:
     path = tmp_path / "log.csv.gz"
-    compressed = gzip.compress(HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000)))
+    compressed = gzip.compress(
+        HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000))
+    )
     path.write_bytes(compressed[: len(compressed) // 2])
     chunks = []
     with refuses(DataError, "log.csv.gz"):
@@ -296,8 +322,12 @@ def test_a_damaged_file_is_named_after_the_rows_before_the_damage(tmp_path: Path
         (b'{"y": "\xff"}', "line 2 0xff"),
     ],
 )
-def test_an_error_in_json_is_named_by_line_or_the_line_is_skipped(tmp_path: Path, line: bytes, message: str) -> None:
-    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
+def test_an_error_in_json_is_named_by_line_or_the_line_is_skipped(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
+    schema = Schema(
+        label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"))
+    )
     path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
     path.write_bytes(good + line + b"\n\n" + good)
     with refuses(DataError, message):
@@ -313,7 +343,12 @@ def test_a_field_of_json_that_only_late_lines_have_is_missing_in_the_others(tmp_
     rows = [{"y": 1, "item": "a", "other": {"tags": 3}} for _ in range(1500)]
     rows += [{"y": 0, "item": "b", "tags": ["x"]}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
+    schema = Schema(
+        label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"))
+    )
     assert read(tmp_path / "log.jsonl", schema)["tags"].to_list() == [None] * 1500 + [["x"]]
     with refuses(DataError, "no column 'tag'"):
-        read(tmp_path / "log.jsonl", Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tag"))))
+        read(
+            tmp_path / "log.jsonl",
+            Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tag"))),
+        )

@@ -1,4 +1,6 @@
-"""Test numbers that are computed from dates: against Python's datetime and zoneinfo, and refused columns."""
+"""Test numbers that are computed from dates: against Python's datetime and zoneinfo, and refused
+columns.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,26 @@ from stratarec.errors import ConfigError, DataError
 
 EPOCH = datetime(1970, 1, 1)
 ALL: tuple[DatePart, ...] = get_args(DatePart)
-ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Monrovia", "Asia/Kathmandu")
-"""Zones with daylight saving in both hemispheres, of half an hour, and with offsets of minutes and seconds."""
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "Africa/Monrovia",
+    "Asia/Kathmandu",
+)
+"""Zones with daylight saving in both hemispheres, of half an hour, and with offsets of minutes and
+seconds.
+"""
 # Python cannot convert all times of the first and the last day to other zones.
 TIMES = st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29)) | st.datetimes(
     datetime(1960, 1, 1), datetime(2140, 1, 1)
 )
 CHANGES = st.builds(
     lambda change, shift: change + timedelta(seconds=shift),
-    st.sampled_from([datetime(2024, 3, 31, 1), datetime(2023, 11, 5, 6), datetime(2096, 2, 29), datetime(1972, 1, 7)]),
+    st.sampled_from(
+        [datetime(2024, 3, 31, 1), datetime(2023, 11, 5, 6), datetime(2096, 2, 29), datetime(1972, 1, 7)]
+    ),
     st.integers(-90_000, 90_000),
 )
 
@@ -38,15 +51,21 @@ CHANGES = st.builds(
 def expected(time: datetime, zone: str) -> dict[str, int]:
     local = time.replace(microsecond=0, tzinfo=timezone.utc).astimezone(ZoneInfo(zone))
     return {
-        "hour": local.hour, "weekday": local.isoweekday(), "day": local.day, "month": local.month,
+        "hour": local.hour,
+        "weekday": local.isoweekday(),
+        "day": local.day,
+        "month": local.month,
         "days": (local.date() - date(1970, 1, 1)).days,
-    }  # fmt: skip
+    }
 
 
 def read(column: Any, **options: Any) -> dict[str, list[float | None]]:
     """Return the parts of a frame's column of dates, by part."""
     schema = Schema(dates=(DateColumn(name="at", parts=ALL, **options),))
-    return {name.removeprefix("at."): part.to_list() for name, part in read_frame({"at": column}, schema).items()}
+    return {
+        name.removeprefix("at."): part.to_list()
+        for name, part in read_frame({"at": column}, schema).items()
+    }
 
 
 def test_every_part_is_computed() -> None:
@@ -102,9 +121,12 @@ def test_single_values_are_read_as_in_columns(time: datetime, kind: str) -> None
     form, unit = kind if kind in FORMATS else "", "ms" if kind == "ms" else "s"
     time = time.replace(microsecond=0)
     cells = {
-        "date": time.date(), "time": time, "zoned": time.replace(tzinfo=ZoneInfo("Asia/Kathmandu")),
-        "s": (time - EPOCH) // timedelta(seconds=1), "ms": (time - EPOCH) // timedelta(milliseconds=1),
-    }  # fmt: skip
+        "date": time.date(),
+        "time": time,
+        "zoned": time.replace(tzinfo=ZoneInfo("Asia/Kathmandu")),
+        "s": (time - EPOCH) // timedelta(seconds=1),
+        "ms": (time - EPOCH) // timedelta(milliseconds=1),
+    }
     cell: Any = cells.get(kind, time.strftime(kind))
     seconds = read_plain_date(cell, unit, form)  # type: ignore[arg-type]
     if seconds is not None or kind not in ("s", "ms"):
@@ -130,12 +152,17 @@ def test_a_missing_date_gives_missing_numbers() -> None:
 
 
 def test_a_zone_of_the_column_and_offsets_are_converted_to_the_zone_of_the_schema() -> None:
-    """A time in a summer night of Berlin, in a column with the zone of New York, in text with an offset, and in UTC."""
+    """A time in a summer night of Berlin, in a column with the zone of New York, in text with an
+    offset, and in UTC.
+    """
     summer = datetime(2024, 6, 30, 22, 30, tzinfo=timezone.utc)
     columns = (
-        pl.Series([summer]).dt.convert_time_zone("America/New_York"), ["2024-06-30T18:30:00-04:00"],
-        ["2024-06-30 22:30"], [summer], pl.Series([summer]).dt.cast_time_unit("ns").dt.replace_time_zone(None),
-    )  # fmt: skip
+        pl.Series([summer]).dt.convert_time_zone("America/New_York"),
+        ["2024-06-30T18:30:00-04:00"],
+        ["2024-06-30 22:30"],
+        [summer],
+        pl.Series([summer]).dt.cast_time_unit("ns").dt.replace_time_zone(None),
+    )
     for column in columns:
         assert read(column, zone="Europe/Berlin") == {
             "hour": [0],
@@ -147,7 +174,9 @@ def test_a_zone_of_the_column_and_offsets_are_converted_to_the_zone_of_the_schem
 
 
 def test_times_finer_than_a_second_are_rounded_down() -> None:
-    times = pl.Series([datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(2024, 1, 1, 0, 59, 59, 999_999)])
+    times = pl.Series(
+        [datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(2024, 1, 1, 0, 59, 59, 999_999)]
+    )
     for column in (times, times.dt.to_string("%Y-%m-%d %H:%M:%S%.6f")):
         parts = read(column)
         assert (parts["hour"], parts["days"]) == ([23, 0], [-1, 19723])
@@ -184,7 +213,10 @@ def test_bad_dates_are_refused(column: list[Any], words: str) -> None:
         ({"dates": [{"name": "t", "parts": ["hour"], "time_unit": "ms"}], "time": "t"}, "schema.time_unit"),
         ({"dates": [{"name": "a" * 200, "parts": ["hour"]}]}, "200"),
         ({"dates": [{"name": "a", "parts": ["hour"]}], "label": "a.hour"}, "a.hour"),
-        ({"dates": [{"name": "a", "parts": ["day"]}], "sparse": [{"name": "a.day", "kind": "multi"}]}, "a.day single"),
+        (
+            {"dates": [{"name": "a", "parts": ["day"]}], "sparse": [{"name": "a.day", "kind": "multi"}]},
+            "a.day single",
+        ),
     ],
 )
 def test_wrong_entries_are_refused(options: dict[str, Any], words: str) -> None:
@@ -199,8 +231,11 @@ def test_features_are_dense_unless_the_schema_names_them() -> None:
     dense, sparse = (DenseFeature(name="a.month"), DenseFeature(name="x")), (SparseFeature(name="a.hour"),)
     schema = Schema(dates=dates, dense=dense, sparse=sparse, label=LabelRule(column="y", at_least=1))
     assert [(feature.name, feature.transform) for feature in schema.dense] == [
-        ("a.month", "log1p"), ("x", "log1p"), ("a.day", "none"), ("a.since.b", "none"),
-    ]  # fmt: skip
+        ("a.month", "log1p"),
+        ("x", "log1p"),
+        ("a.day", "none"),
+        ("a.since.b", "none"),
+    ]
     assert schema.scored_columns == ("x", "a", "b")
     assert replace(schema) == schema
     assert not schema.reduced().names

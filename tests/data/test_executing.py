@@ -1,5 +1,5 @@
-"""Test that the data set does not depend on which process runs the pieces of `prepare`, in which order and how
-often.
+"""Test that the data set does not depend on which process runs the pieces of `prepare`, in which
+order and how often.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def sources(root: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,9 @@ def test_pieces_give_the_same_bytes_in_any_order_and_when_repeated(tmp_path: Pat
     scattered = ScatteredExecutor()
     for path, executor in (("one", None), ("many", scattered)):
         prepare(
-            PrepareConfig(source=source, path=str(tmp_path / path), shard_samples=700), name="same", executor=executor
+            PrepareConfig(source=source, path=str(tmp_path / path), shard_samples=700),
+            name="same",
+            executor=executor,
         )
     assert scattered.pieces > 6
     assert contents(tmp_path / "one") == contents(tmp_path / "many")

@@ -1,4 +1,6 @@
-"""Files are recognized by their first bytes: compressions, zip archives, Arrow files, and formats that are not read."""
+"""Files are recognized by their first bytes: compressions, zip archives, Arrow files, and formats
+that are not read.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zstd": lambda content: pa.compress(content, "zstd", asbytes=True),
     "lz4": lambda content: pa.compress(content, "lz4", asbytes=True),
-    "zip": lambda content: pack(("__MACOSX/._log.csv", b"x"), ("data/log.csv", content), ("data/.DS_Store", b"y")),
+    "zip": lambda content: pack(
+        ("__MACOSX/._log.csv", b"x"), ("data/log.csv", content), ("data/.DS_Store", b"y")
+    ),
 }
 
 
@@ -154,7 +158,7 @@ def database() -> bytes:
         (database, "SQLite CSV"),
         (lambda: b"<!DOCTYPE html>\n<html><body>Sign in</body></html>\n", "HTML download"),
     ],
-)  # fmt: skip
+)
 def test_other_formats_are_named(tmp_path: Path, content: Callable[[], bytes], message: str) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(content())
@@ -166,14 +170,19 @@ def test_other_formats_are_named(tmp_path: Path, content: Callable[[], bytes], m
 def test_text_that_begins_like_another_format_is_text(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("ORC,label\n1,0\n2,1\n")
-    assert read(path, Schema(label="label", sparse=(SparseFeature(name="ORC"),)))["label"].to_list() == [0, 1]
+    assert read(path, Schema(label="label", sparse=(SparseFeature(name="ORC"),)))["label"].to_list() == [
+        0,
+        1,
+    ]
 
 
 ARROW: dict[str, Callable[[pl.DataFrame, Path], object]] = {
     "plain": lambda frame, path: frame.write_ipc(path),
     "lz4": lambda frame, path: frame.write_ipc(path, compression="lz4"),
     "old types": lambda frame, path: frame.write_ipc(path, compat_level=pl.CompatLevel.oldest()),
-    "feather": lambda frame, path: pyarrow.feather.write_feather(frame.to_arrow(), str(path), "zstd", chunksize=700),
+    "feather": lambda frame, path: pyarrow.feather.write_feather(
+        frame.to_arrow(), str(path), "zstd", chunksize=700
+    ),
 }
 
 
@@ -191,7 +200,9 @@ def test_arrow_files_are_read_as_parquet_files(
         for name in ("log.any", "log.parquet")
     )
     assert arrow.estimate_rows() == len(LOG)
-    pieces = [[(chunk.index, chunk.rows.tolist()) for chunk in one.chunks(tmp_path)] for one in (arrow, table)]
+    pieces = [
+        [(chunk.index, chunk.rows.tolist()) for chunk in one.chunks(tmp_path)] for one in (arrow, table)
+    ]
     assert pieces[0] == pieces[1]
     whole, other = (pl.concat([chunk.frame for chunk in one.chunks(tmp_path)]) for one in (arrow, table))
     assert_frame_equal(whole, other)

@@ -31,8 +31,8 @@ from stratarec.kernels.segments import find_segments
 
 
 def schema(*, user: bool = True, **groups: str) -> Schema:
-    """Return a schema of items, an operating system and a city per session, tags, the price of the item and the
-    session's age.
+    """Return a schema of items, an operating system and a city per session, tags, the price of the
+    item and the session's age.
     """
     sparse = [
         SparseFeature(name="item"),
@@ -44,7 +44,11 @@ def schema(*, user: bool = True, **groups: str) -> Schema:
         sparse.append(SparseFeature(name="history", kind="history", of="item", max_length=4))
     dense = (DenseFeature(name="price"), DenseFeature(name="age", group=groups.get("age", "")))
     return Schema(
-        dense=dense, sparse=tuple(sparse), session="session", user="user" if user else "", time="time" if user else ""
+        dense=dense,
+        sparse=tuple(sparse),
+        session="session",
+        user="user" if user else "",
+        time="time" if user else "",
     )
 
 
@@ -94,7 +98,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "ROW_GROUP", 40)
         patch.setattr(storage, "_FEW_BYTES", 0)
-        return prepare(config(root, "grouped", schema())), prepare(config(root, "plain", schema(), groups="none"))
+        return prepare(config(root, "grouped", schema())), prepare(
+            config(root, "plain", schema(), groups="none")
+        )
 
 
 def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
@@ -104,7 +110,14 @@ def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
         bags = [plain.sparse[key].to_list() for key in keys]
         assert batch.user is not None
         samples.update(
-            str((plain.label[b].item(), plain.dense[b].tolist(), batch.user[b].item(), [bag[b] for bag in bags]))
+            str(
+                (
+                    plain.label[b].item(),
+                    plain.dense[b].tolist(),
+                    batch.user[b].item(),
+                    [bag[b] for bag in bags],
+                )
+            )
             for b in range(batch.size)
         )
     return samples
@@ -128,7 +141,12 @@ def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, D
 
 
 @settings(deadline=None, max_examples=8)
-@given(st.integers(15, 300), st.integers(1, 9), st.integers(0, 3), st.sampled_from(["session", "run", "sample"]))
+@given(
+    st.integers(15, 300),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.sampled_from(["session", "run", "sample"]),
+)
 def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
     pair: tuple[Dataset, Dataset], plain_samples: Counter[str], size: int, window: int, seed: int, unit: Any
 ) -> None:
@@ -161,7 +179,12 @@ def test_segments_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset
 
     def runs(shuffle: bool) -> tuple[int, int]:
         """Return runs of samples that agree in every group with ids and in the user."""
-        options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "shuffle_row_groups": 100, "shuffle": shuffle}
+        options: dict[str, Any] = {
+            "batch_size": 10_000,
+            "unit": unit,
+            "shuffle_row_groups": 100,
+            "shuffle": shuffle,
+        }
         (batch,) = Loader(grouped, "train", LoaderConfig(**options)).epoch(0)
         assert batch.user is not None
         starts = np.array([0, batch.size])
@@ -170,7 +193,8 @@ def test_segments_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset
         return len(starts), int((batch.user.diff() != 0).sum())
 
     stored, shuffled = runs(False), runs(True)
-    # Shuffling can place runs with equal values next to each other and separate runs that were neighbors.
+    # Shuffling can place runs with equal values next to each other and separate runs that were
+    # neighbors.
     assert shuffled[0] == pytest.approx(stored[0], rel=0.05)
     assert shuffled[1] > 1.5 * stored[1]
 
@@ -179,7 +203,9 @@ def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset,
     grouped, plain = pair
 
     def switches(unit: Any) -> int:
-        loader = Loader(grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, shuffle_row_groups=100))
+        loader = Loader(
+            grouped, "train", LoaderConfig(batch_size=10_000, unit=unit, shuffle_row_groups=100)
+        )
         (batch,) = loader.epoch(0)
         assert batch.user is not None
         return int((batch.user.diff() != 0).sum())

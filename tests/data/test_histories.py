@@ -1,4 +1,6 @@
-"""Compare the histories of `prepare`, of scored rows and of later logs with a loop over all rows of a log."""
+"""Compare the histories of `prepare`, of scored rows and of later logs with a loop over all rows of
+a log.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ FIRST, LAST = -(2**63), 2**63 - 1
 TIMES = st.one_of(st.integers(0, 6), st.sampled_from([FIRST, FIRST + 1, LAST - 1, LAST]))
 ROWS = st.lists(
     st.tuples(
-        st.sampled_from([None, "u", "v", "w"]), TIMES, st.sampled_from([0, 1, None]), st.sampled_from([None, 1, 2, 3])
+        st.sampled_from([None, "u", "v", "w"]),
+        TIMES,
+        st.sampled_from([0, 1, None]),
+        st.sampled_from([None, 1, 2, 3]),
     ),
     max_size=25,
 )
@@ -41,12 +46,18 @@ def schema(length: int, within: str, unit: str = "s") -> Schema:
 
 
 def reference(log: list[tuple[Any, ...]], row: tuple[Any, ...], length: int, within: float) -> list[int]:
-    """Return the history of a row: the items of events before it, by time and then in the order of the log."""
+    """Return the history of a row: the items of events before it, by time and then in the order of
+    the log.
+    """
     user, time = row[:2]
     earlier = [
         (when, place, item)
         for place, (who, when, label, item) in enumerate(log)
-        if who == user is not None and label != 0 and item is not None and when < time and time - when <= within
+        if who == user is not None
+        and label != 0
+        and item is not None
+        and when < time
+        and time - when <= within
     ]
     return [item for _, _, item in sorted(earlier)][-length:]
 
@@ -71,7 +82,8 @@ def test_histories_are_those_of_a_loop(
         actual = Events([frame[:3], frame[3:]], columns).histories(rows)
         expected = list(references(log, rows.rows(), length, within))
         assert list(zip(actual["all"].to_list(), actual["some"].to_list(), strict=True)) == expected
-    # A partition has only rows with users. Their order in its frame is arbitrary, and their numbers have the log's.
+    # A partition has only rows with users. Their order in its frame is arbitrary, and their numbers
+    # have the log's.
     known = [row for row in log if row[0] is not None]
     numbered = pl.DataFrame(known, COLUMNS, orient="row").with_row_index(ROW).cast({ROW: pl.Int64})
     partition = Partition(

@@ -30,7 +30,9 @@ from stratarec.training.trainer import Trainer
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return inode and time of every file. They stay the same only for files that were not written again."""
+    """Return inode and time of every file. They stay the same only for files that were not written
+    again.
+    """
     return {
         str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in folder.rglob("*.parquet")
@@ -69,7 +71,9 @@ def test_a_full_disk_gives_a_one_line_error_and_loses_nothing(
 
 
 class RecordingProgress(SilentProgress):
-    """Record messages except those about groups and times, and raise KeyboardInterrupt after `stop` steps."""
+    """Record messages except those about groups and times, and raise KeyboardInterrupt after `stop`
+    steps.
+    """
 
     def __init__(self, stop: int = 10**9) -> None:
         self.messages: list[str] = []
@@ -101,7 +105,11 @@ def config(root: Path, by: str = "fraction") -> PrepareConfig:
         dense=(DenseFeature(name="age"),),
         time="time" if by == "time" else "",
     )
-    split = SplitConfig(by="time", valid="60s", test="60s") if by == "time" else SplitConfig(valid=0.0, test=0.0)
+    split = (
+        SplitConfig(by="time", valid="60s", test="60s")
+        if by == "time"
+        else SplitConfig(valid=0.0, test=0.0)
+    )
     return log_config(root, schema, frame, shard_samples=200, split=split)
 
 
@@ -117,7 +125,9 @@ STALE: dict[str, Callable[[Path], object]] = {
     "another format": lambda work: change_json(work / "origin.json", lambda note: {**note, "format": 1}),
     "no origin": lambda work: (work / "origin.json").unlink(),
     "a damaged origin": lambda work: (work / "origin.json").write_text("{"),
-    "a chunk's other fields": lambda work: change_json(work / "spilled" / "00000000.json", renamed("times")),
+    "a chunk's other fields": lambda work: change_json(
+        work / "spilled" / "00000000.json", renamed("times")
+    ),
     "a lost chunk": lambda work: (work / "spilled" / "00000000.json").unlink(),
     "damaged rows": lambda work: (work / "spilled" / "00000000.arrow").write_bytes(b"no more"),
     "damaged counts": lambda work: (work / "counts" / "00002.arrow").write_bytes(b"no more"),
@@ -125,7 +135,10 @@ STALE: dict[str, Callable[[Path], object]] = {
     "no labels": lambda work: change_json(work / "encoded" / "00000.json", renamed("labels")),
     "a shard's other fields": lambda work: change_json(
         work / "encoded" / "00000.json",
-        lambda note: {**note, "shards": {key: renamed("hash")(shard) for key, shard in note["shards"].items()}},
+        lambda note: {
+            **note,
+            "shards": {key: renamed("hash")(shard) for key, shard in note["shards"].items()},
+        },
     ),
     "a lost shard": lambda work: (work / "output" / "train" / "shard-00000.parquet").unlink(),
 }

@@ -26,7 +26,9 @@ KNOWS = {
 
 
 def frame() -> pl.DataFrame:
-    """Return a log sorted by label, with row ids, a duration, a payment, and an item that does not reveal the label."""
+    """Return a log sorted by label, with row ids, a duration, a payment, and an item that does not
+    reveal the label.
+    """
     draws = np.random.default_rng(1)
     click = np.sort(draws.random(ROWS) < 0.1).astype(int)
     return pl.DataFrame(
@@ -73,19 +75,25 @@ def test_prepare_and_every_report_names_leaks(home: Path, capsys: pytest.Capture
         assert main([*command, "-q"]) == 0
         output = " ".join(capsys.readouterr().out.split())
         assert output.count("a leak? ") == len(KNOWS), command
-        assert all(f"a leak? {name}: " in output and text in output for name, text in KNOWS.items()), command
+        assert all(f"a leak? {name}: " in output and text in output for name, text in KNOWS.items()), (
+            command
+        )
     page = (home / "run" / "report.html").read_text()
     assert page.count("a leak? ") == len(KNOWS)
     assert main(["check", str(home / "data")]) == 0
 
 
 @pytest.mark.parametrize("shard_samples", [ROWS, 100])
-def test_leaks_are_searched_in_all_parts_of_a_log_and_for_every_label(tmp_path: Path, shard_samples: int) -> None:
+def test_leaks_are_searched_in_all_parts_of_a_log_and_for_every_label(
+    tmp_path: Path, shard_samples: int
+) -> None:
     schema = Schema(
         labels=("like", "click"),
         dense=(DenseFeature(name="price"), DenseFeature(name="dwell")),
         sparse=(SparseFeature(name="item"),),
     )
     # Only the last tenth is positive, so no part of the log has both classes.
-    config = log_config(tmp_path, schema, frame(), shard_samples=shard_samples, split=SplitConfig(valid=0.2, test=0.0))
+    config = log_config(
+        tmp_path, schema, frame(), shard_samples=shard_samples, split=SplitConfig(valid=0.2, test=0.0)
+    )
     assert [leak.feature for leak in prepare(config).about.leaks] == ["dwell"]

@@ -54,7 +54,11 @@ def equal(one: Batch, other: Batch) -> bool:
 def expanded(batch: Batch) -> Batch:
     """Expand the groups and return the features in one order."""
     keys = [*batch.sparse.keys, *(key for group in batch.groups for key in group.keys)]
-    return batch.expanded(sorted(keys)) if batch.groups else batch.replace(sparse=batch.sparse.select(sorted(keys)))
+    return (
+        batch.expanded(sorted(keys))
+        if batch.groups
+        else batch.replace(sparse=batch.sparse.select(sorted(keys)))
+    )
 
 
 def rows_of(batch: Batch) -> list[tuple[object, ...]]:
@@ -75,7 +79,14 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
 
 
 @settings(deadline=None, max_examples=6)
-@given(st.integers(0, 5), st.integers(60, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
+@given(
+    st.integers(0, 5),
+    st.integers(60, 700),
+    st.integers(1, 40),
+    st.floats(0, 1),
+    st.booleans(),
+    st.integers(1, 5),
+)
 def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
 ) -> None:
@@ -103,9 +114,14 @@ def test_any_start_gives_the_tail_of_the_epoch(
 def test_shares_of_any_number_of_ranks_join_to_the_batches_of_one_process(
     data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int
 ) -> None:
-    config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, parallel_readers=portions)
+    config = LoaderConfig(
+        batch_size=size, shuffle_row_groups=window, shuffle=shuffle, parallel_readers=portions
+    )
     all_batches = Loader(data, "train", config).batches(0)
-    shares = [Loader(data, "train", config, BatchShare(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
+    shares = [
+        Loader(data, "train", config, BatchShare(rank=rank, ranks=ranks)).batches(0)
+        for rank in range(ranks)
+    ]
     for batch, *parts in itertools.islice(zip(all_batches, *shares, strict=True), 0, None, 3):
         assert [part.size for part in parts if part.size] or not batch.size
         assert rows_of(batch) == [row for part in parts for row in rows_of(part)]
@@ -136,7 +152,9 @@ def test_ranks_with_as_many_readers_read_only_their_own_row_groups(
 def test_every_sample_occurs_once_in_every_epoch(data: Dataset) -> None:
     shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3, parallel_readers=3))
     stored = Loader(data, "train", LoaderConfig(batch_size=300, shuffle=False))
-    one, two, plain = (list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0)))
+    one, two, plain = (
+        list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0))
+    )
     assert samples(one) == samples(two) == samples(plain)
     assert not equal(one[0], two[0])
     assert not equal(one[0], next(Loader(data, "train", LoaderConfig(batch_size=300, seed=9)).epoch(0)))

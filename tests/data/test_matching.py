@@ -1,5 +1,5 @@
-"""Test that a model accepts only data whose ids and numbers mean the same as in training, and a recipe only the data
-that it describes.
+"""Test that a model accepts only data whose ids and numbers mean the same as in training, and a
+recipe only the data that it describes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ VALUES = 40
 
 
 def write_log(path: Path, *, rising: bool, rows: int = 4000, scale: float = 1.0, seed: int = 0) -> None:
-    """Write a log whose clicks follow from its values. `rising` reverses the frequencies of the values."""
+    """Write a log whose clicks follow from its values. `rising` reverses the frequencies of the
+    values.
+    """
     draws = np.random.default_rng(seed)
     rank = np.minimum((VALUES * draws.random(rows) ** 3).astype(int), VALUES - 1)
     value = VALUES - 1 - rank if rising else rank
     label = draws.random(rows) < np.where(value % 2, 0.8, 0.2)
-    frame = pl.DataFrame({"label": label, "item": value, "text": [f"v{i}" for i in value], "d": scale * rank})
+    frame = pl.DataFrame(
+        {"label": label, "item": value, "text": [f"v{i}" for i in value], "d": scale * rank}
+    )
     path.parent.mkdir(exist_ok=True)
     frame.write_parquet(path, row_group_size=500)
 
@@ -72,7 +76,9 @@ def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write logs with falling and rising frequencies, prepare both, and train a run on the first."""
+    """Write logs with falling and rising frequencies, prepare both, and train a run on the
+    first.
+    """
     root = tmp_path_factory.mktemp("trained")
     for name in ("falling", "rising"):
         write_log(root / "logs" / f"{name}.parquet", rising=name == "rising")
@@ -102,7 +108,9 @@ def run_refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) ->
     return lines[0]
 
 
-def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_whose_ids_mean_other_values_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own, other = Dataset.open(root / "falling"), Dataset.open(root / "rising")
     assert own.table_rows() == other.table_rows()
     for command in ("evaluate", "predict"):
@@ -136,7 +144,11 @@ def test_of_other_features_only_the_names_are_shown() -> None:
     features = [{"name": name, "kind": "single"} for name in "abcdef"]
     difference = first_difference({"sparse": features}, {"sparse": features[2:]})
     assert difference is not None
-    assert (difference.field, difference.want, difference.have) == ("sparse (names that differ)", ["a", "b"], [])
+    assert (difference.field, difference.want, difference.have) == (
+        "sparse (names that differ)",
+        ["a", "b"],
+        [],
+    )
     difference = first_difference({"sparse": features}, {"sparse": features[::-1]})
     assert difference is not None
     assert difference.field == "sparse[0].name"
@@ -184,7 +196,9 @@ def text_log(path: Path, first: int = 0) -> None:
 def text_config(root: Path, *logs: str, **changes: Any) -> PrepareConfig:
     schema = Schema(sparse=(SparseFeature(name="C1"),))
     source = CsvConfig(paths=tuple(str(root / log) for log in logs), schema=schema)
-    return PrepareConfig(source=source, path=str(root / "data"), vocabulary=VocabularyConfig(min_count=1), **changes)
+    return PrepareConfig(
+        source=source, path=str(root / "data"), vocabulary=VocabularyConfig(min_count=1), **changes
+    )
 
 
 def test_logs_are_identified_by_content(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Test names of columns, groups and vocabularies: every name is allowed that StrataRec does not use itself."""
+"""Test names of columns, groups and vocabularies: every name is allowed that StrataRec does not use
+itself.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_a_history_uses_the_vocabulary_of_its_feature(tmp_path: Path) -> None:
     assert list(make_schema("items", "").vocabularies()) == ["items"]
     assert list(make_schema("items", "own").vocabularies()) == ["items", "own"]
     columns = {name: [0, 1] * 10 for name in ("click", "item", "who", "time")}
-    dataset = prepare(log_config(tmp_path, replace(make_schema("items", ""), label="click"), pl.DataFrame(columns)))
+    dataset = prepare(
+        log_config(tmp_path, replace(make_schema("items", ""), label="click"), pl.DataFrame(columns))
+    )
     assert list(dataset.table_rows()) == ["items"]
     assert dataset.schema.sparse[1].vocabulary == "items"
 

@@ -1,4 +1,6 @@
-"""Compare `prepare` and the loader with an oracle in plain Python, on small random logs with unusual columns."""
+"""Compare `prepare` and the loader with an oracle in plain Python, on small random logs with
+unusual columns.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     size = draw(st.integers(2, 50))
     names = draw(st.permutations(NAMES))
-    keys = draw(st.sampled_from(["", "session", "user", "session user time", "user time", "time", "session time"]))
+    keys = draw(
+        st.sampled_from(["", "session", "user", "session user time", "user time", "time", "session time"])
+    )
     grouped = draw(st.booleans())  # then every feature is in a group or is a history
     columns: dict[str, tuple[pa.DataType, list[Any]]] = {}
 
@@ -111,7 +115,11 @@ def cases(draw: st.DrawFn) -> Case:
         shared = draw(st.sampled_from(["", "", "shared"])) if kind not in ("texts", "nulls", "none") else ""
         sparse.append(
             SparseFeature(
-                name=name, kind="single" if kind in SINGLES else "multi", vocabulary=shared, max_length=3, group=group()
+                name=name,
+                kind="single" if kind in SINGLES else "multi",
+                vocabulary=shared,
+                max_length=3,
+                group=group(),
             )
         )
     singles = [feature for feature in sparse if feature.kind == "single"]
@@ -132,15 +140,22 @@ def cases(draw: st.DrawFn) -> Case:
     named = {"label": "click", **{key: f"@the {key}" for key in keys.split()}}
     columns["click"] = (pa.int8(), [0, 1, *(draw(st.integers(0, 1)) for _ in range(size - 2))])
     for key in keys.split():
-        columns[named[key]] = (pa.int64(), [draw(st.integers(0, 300 if key == "time" else 3)) for _ in range(size)])
+        columns[named[key]] = (
+            pa.int64(),
+            [draw(st.integers(0, 300 if key == "time" else 3)) for _ in range(size)],
+        )
     by_time = "time" in keys and draw(st.booleans())
     return Case(
         schema=Schema(dense=dense, sparse=tuple(sparse), **named),
         columns=columns,
         limits=VocabularyConfig(
-            min_count=draw(st.integers(1, 3)), tail_buckets=draw(st.integers(1, 2)), max_rows=draw(st.integers(0, 3))
+            min_count=draw(st.integers(1, 3)),
+            tail_buckets=draw(st.integers(1, 2)),
+            max_rows=draw(st.integers(0, 3)),
         ),
-        split=SplitConfig(by="time", valid="40s", test="40s") if by_time else SplitConfig(valid=0.0, test=0.0),
+        split=SplitConfig(by="time", valid="40s", test="40s")
+        if by_time
+        else SplitConfig(valid=0.0, test=0.0),
         groups=draw(st.sampled_from(["auto", "declared", "none"])),
         row_group=draw(st.integers(1, 12)),
         files=draw(st.integers(1, 2)),
@@ -188,7 +203,9 @@ def sources(case: Case, feature: SparseFeature) -> pa.DataType:
 
 def vocabulary(case: Case, features: tuple[SparseFeature, ...], train: list[int]) -> list[tuple[Any, int]]:
     """Return the values with rows of their own and their counts, in order of id."""
-    counts = Counter(as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number))
+    counts = Counter(
+        as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number)
+    )
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kept = [item for item in ranked if item[1] >= case.limits.min_count]
     return kept[: case.limits.max_rows or None]
@@ -197,9 +214,13 @@ def vocabulary(case: Case, features: tuple[SparseFeature, ...], train: list[int]
 def held_out(
     case: Case, features: tuple[SparseFeature, ...], train: list[int], known: list[tuple[Any, int]]
 ) -> list[tuple[Any, int]]:
-    """Return the values that only the refit gives rows, and their counts in training rows, in order of id."""
+    """Return the values that only the refit gives rows, and their counts in training rows, in order
+    of id.
+    """
     others = [number for number in range(len(case.rows)) if number not in train]
-    counted = Counter(as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number))
+    counted = Counter(
+        as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number)
+    )
     more = Counter(
         as_stored(case, features, value)
         for feature in features
@@ -208,7 +229,9 @@ def held_out(
     )
     least, room = case.limits.min_count, (case.limits.max_rows or len(counted | more)) - len(known)
     kept = [value for value in counted | more if counted[value] < least <= counted[value] + more[value]]
-    return [(value, counted[value]) for value in sorted(kept, key=lambda v: (-counted[v], -more[v], v))[:room]]
+    return [
+        (value, counted[value]) for value in sorted(kept, key=lambda v: (-counted[v], -more[v], v))[:room]
+    ]
 
 
 def as_stored(case: Case, features: tuple[SparseFeature, ...], value: Any) -> Any:
@@ -247,7 +270,7 @@ def expanded(batch: Batch, keys: list[str]) -> list[tuple[Any, ...]]:
     return [
         (*row, tuple(tuple(values[place]) for values in bags))
         for place, row in enumerate(zip(*columns, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def prepared(case: Case, root: Path) -> Dataset:
@@ -255,7 +278,9 @@ def prepared(case: Case, root: Path) -> Dataset:
     paths = []
     for name, first, last in (("a", 0, cut), ("b", cut, len(case.rows))):
         if first < last:
-            columns = {key: pa.array(values[first:last], kind) for key, (kind, values) in case.columns.items()}
+            columns = {
+                key: pa.array(values[first:last], kind) for key, (kind, values) in case.columns.items()
+            }
             paths.append(str(root / f"{name}.parquet"))
             pq.write_table(pa.table(columns), paths[-1], row_group_size=9)
     config = PrepareConfig(
@@ -278,9 +303,13 @@ def row_places(case: Case, dataset: Dataset, split: str) -> list[int]:
     return (file * (len(case.rows) // 2) + row - 1).tolist()
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(cases())
-def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
+def test_any_log_gives_the_samples_of_the_oracle(
+    tmp_path_factory: pytest.TempPathFactory, case: Case
+) -> None:
     dealt = splits(case)
     train = [place for place, split in enumerate(dealt) if split == "train"]
     assume(len({case.rows[place]["click"] for place in train}) == 2)
@@ -288,7 +317,7 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
     dataset = prepared(case, tmp_path_factory.mktemp("oracle"))
     ranked = {
         name: vocabulary(case, features, train) for name, features in dataset.schema.vocabularies().items()
-    }  # fmt: skip
+    }
     complete = {
         name: [*known, *held_out(case, dataset.schema.vocabularies()[name], train, known)]
         for name, known in ranked.items()
@@ -297,7 +326,9 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
     for view, rows in ((dataset, ranked), (dataset.complete(), complete)):
         for name, known in rows.items():
             assert view.table_rows()[name] == len(known) + case.limits.tail_buckets
-            assert view.access_counts(name)[case.limits.tail_buckets :].tolist() == [count for _, count in known]
+            assert view.access_counts(name)[case.limits.tail_buckets :].tolist() == [
+                count for _, count in known
+            ]
             features = dataset.schema.vocabularies()[name]
             assert view.access_counts(name).sum() == sum(
                 len(bag(case, f, number)) for f in features for number in train
@@ -308,15 +339,20 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
 
 
 def check_samples(
-    case: Case, dataset: Dataset, ranked: dict[str, list[tuple[Any, int]]], dealt: list[str],
+    case: Case,
+    dataset: Dataset,
+    ranked: dict[str, list[tuple[Any, int]]],
+    dealt: list[str],
     dense_columns: list[list[float]],
-) -> None:  # fmt: skip
+) -> None:
     keys = [feature.name for feature in case.schema.sparse]
     shared: dict[tuple[str, Any], int] = {}
     users: dict[int, set[Any]] = {}
     for split in set(dealt):
         loader = Loader(
-            dataset, split, LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, shuffle=False)
+            dataset,
+            split,
+            LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, shuffle=False),
         )
         samples = [sample for batch in loader.epoch(0) for sample in expanded(batch, keys)]
         places = row_places(case, dataset, split)
@@ -339,6 +375,10 @@ def check_samples(
                         assert shared.setdefault((feature.vocabulary, value), actual) == actual
             users.setdefault(user, set()).add(row.get(case.schema.user, row.get(case.schema.session)))
         shuffled = LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, seed=case.seed)
-        again = [sample for batch in Loader(dataset, split, shuffled).epoch(1) for sample in expanded(batch, keys)]
+        again = [
+            sample
+            for batch in Loader(dataset, split, shuffled).epoch(1)
+            for sample in expanded(batch, keys)
+        ]
         assert Counter(again) == Counter(samples)
     assert all(len(same) == 1 for same in users.values())

@@ -1,4 +1,6 @@
-"""Compare the Parquet reader with a cell-by-cell reference for any schema. Errors name the column."""
+"""Compare the Parquet reader with a cell-by-cell reference for any schema. Errors name the
+column.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def separated(kind: pa.DataType, cell: Any) -> Any:
     if not is_text(kind):  # lists are accepted as they are, without empty texts
         listed(kind, cell)
         return None if cell is None else [part for part in cell if part not in (None, "")][:3]
-    return None if not (cell or "").strip() else [part.strip() for part in cell.split("|") if part.strip()][:3]
+    return (
+        None if not (cell or "").strip() else [part.strip() for part in cell.split("|") if part.strip()][:3]
+    )
 
 
 def moment(kind: pa.DataType, cell: Any) -> Any:
@@ -230,7 +234,9 @@ def logs(draw: st.DrawFn) -> Log:
         nulls = draw(st.booleans()) and (NULL_LISTS or not pa.types.is_fixed_size_list(kind))
         cells = cells.filter(is_valid_time) if name == "moment" else cells
         column = [draw(st.one_of(st.none(), cells) if nulls else cells) for _ in range(rows)]
-        columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else dictionary_encode(column, kind)
+        columns[name] = (
+            pa.array(column, kind) if not pa.types.is_dictionary(kind) else dictionary_encode(column, kind)
+        )
     return Log(columns=columns, row_group=draw(st.integers(1, 6)))
 
 
@@ -250,7 +256,11 @@ def with_users(users: list[float | None], row_group: int) -> Log:
     """Return a log in which only the users can be wrong."""
     rows = len(users)
     columns = {name: pa.nulls(rows) for name in USUAL}
-    columns |= {"label": pa.array([0] * rows), "moment": pa.array([0] * rows), "user": pa.array(users, pa.float32())}
+    columns |= {
+        "label": pa.array([0] * rows),
+        "moment": pa.array([0] * rows),
+        "user": pa.array(users, pa.float32()),
+    }
     return Log(columns=columns, row_group=row_group)
 
 
@@ -275,11 +285,15 @@ def test_any_schema_reads_like_the_reference_or_names_the_error(
         name: [REFERENCE[name](column.type, cell) for cell in column.to_pylist()]
         for name, column in log.columns.items()
     }
-    bad = {(row + 1, name) for name, column in cells.items() for row, cell in enumerate(column) if cell is BAD}
+    bad = {
+        (row + 1, name) for name, column in cells.items() for row, cell in enumerate(column) if cell is BAD
+    }
     good = [row for row in range(len(cells["label"])) if all(cells[name][row] is not BAD for name in cells)]
     chunks = list(source(path, SCHEMA, "skip").chunks(path.parent))
     frame = pl.concat([chunk.frame for chunk in chunks])
-    assert frame.to_dict(as_series=False) == {name: [column[row] for row in good] for name, column in cells.items()}
+    assert frame.to_dict(as_series=False) == {
+        name: [column[row] for row in good] for name, column in cells.items()
+    }
     assert sum(chunk.bad_rows for chunk in chunks) == len(cells["label"]) - len(good)
     assert [row - 1 for chunk in chunks for row in chunk.rows] == good
     if bad:

@@ -43,8 +43,12 @@ def write_gzip(frame: pl.DataFrame, path: Path) -> None:
 
 
 def write_typeless(frame: pl.DataFrame, path: Path) -> None:
-    """Write a file as pandas does: if it has no rows, its columns have other types or are missing."""
-    (frame if frame.height else pl.DataFrame(schema={"item": pl.Float64, "label": pl.Null})).write_parquet(path)
+    """Write a file as pandas does: if it has no rows, its columns have other types or are
+    missing.
+    """
+    (frame if frame.height else pl.DataFrame(schema={"item": pl.Float64, "label": pl.Null})).write_parquet(
+        path
+    )
 
 
 WRITERS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
@@ -100,7 +104,9 @@ def test_columns_missing_in_some_files_are_left_out(
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write two files and another name of the first, and make their folder the working directory."""
+    """Write two files and another name of the first, and make their folder the working
+    directory.
+    """
     for name in ("a.tsv", "b.tsv"):
         (tmp_path / name).write_text(name)
     (tmp_path / "link").symlink_to(tmp_path / "a.tsv")
@@ -111,7 +117,9 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("first", ["a.tsv", "*.tsv"])
-@pytest.mark.parametrize("again", ["a.tsv", "./a.tsv", "folder/a.tsv", "link", "hard", "[a].tsv", "?.tsv", "file://{}"])
+@pytest.mark.parametrize(
+    "again", ["a.tsv", "./a.tsv", "folder/a.tsv", "link", "hard", "[a].tsv", "?.tsv", "file://{}"]
+)
 def test_a_file_named_twice_is_refused(logs: Path, first: str, again: str) -> None:
     with refuses(DataError, "named twice") as caught:
         expand((first, again.format(logs / "a.tsv")))
@@ -151,7 +159,11 @@ def test_an_unreadable_path_is_a_one_line_error(url: str, message: str) -> None:
 
 def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
     run = "{{ cycler.__init__.__globals__.os.system('touch owned') }}"
-    content = {"version": 1, "gen": [{"key": run, "url": "x", "dimensions": {"i": [0]}}], "refs": {"log": "a,b"}}
+    content = {
+        "version": 1,
+        "gen": [{"key": run, "url": "x", "dimensions": {"i": [0]}}],
+        "refs": {"log": "a,b"},
+    }
     (logs / "made.json").write_text(json.dumps(content))
     with refuses(DataError, "file"):
         expand((f"reference://log::{logs}/made.json",))
@@ -160,7 +172,14 @@ def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
 
 def test_a_directory_means_all_files_in_it(tmp_path: Path) -> None:
     root = tmp_path / "_log" / ".x"
-    for name in ("dt=2/part-0", "dt=1/part-0", "dt=1/_SUCCESS", ".part-0.crc", "_delta_log/0.json", "dt=3/empty"):
+    for name in (
+        "dt=2/part-0",
+        "dt=1/part-0",
+        "dt=1/_SUCCESS",
+        ".part-0.crc",
+        "_delta_log/0.json",
+        "dt=3/empty",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("" if name in ("dt=1/_SUCCESS", "dt=3/empty") else "x")
     (root / "dt=1" / "up").symlink_to(root)

@@ -1,5 +1,5 @@
-"""Test prepared data sets: they equal a simple reference, do not depend on interruptions, and are refused when
-damaged.
+"""Test prepared data sets: they equal a simple reference, do not depend on interruptions, and are
+refused when damaged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def click_log(path: Path, seed: int = 0, count: int = 600) -> pl.DataFrame:
 
 
 def clicks_config(root: Path, **changes: Any) -> PrepareConfig:
-    source = ClicksConfig(paths=(str(root / "log.parquet"),), contexts=("device",), history_length=4, negatives=3)
+    source = ClicksConfig(
+        paths=(str(root / "log.parquet"),), contexts=("device",), history_length=4, negatives=3
+    )
     options: dict[str, Any] = {
         "source": source,
         "path": str(root / "data"),
@@ -69,7 +71,9 @@ def decode_samples(dataset: Dataset, split: str) -> pl.DataFrame:
     samples = pl.concat(frames)
     assert isinstance(samples, pl.DataFrame)
     for feature in dataset.schema.sparse:
-        table = pl.read_parquet(dataset.path / dataset.vocabularies[feature.vocabulary].path)["value"].to_list()
+        table = pl.read_parquet(dataset.path / dataset.vocabularies[feature.vocabulary].path)[
+            "value"
+        ].to_list()
         if feature.kind == "single":
             values = [None if i < 0 else table[i] for i in samples[feature.name]]
         else:
@@ -78,7 +82,9 @@ def decode_samples(dataset: Dataset, split: str) -> pl.DataFrame:
     return samples
 
 
-def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_may_be_spilled_to_files_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clicks, "_CHUNK_CLICKS", 20)
     fingerprints, files = set(), []
     for size in (1, 20_000, 1 << 30):
@@ -127,9 +133,13 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
         earlier = [r for r in rows if r["user_id"] == row["user_id"] and r["timestamp"] < row["timestamp"]]
         return tuple(r["item_id"] for r in earlier[-4:])
 
-    expected = Counter((r["item_id"], r["device"], r["timestamp"], history(r)) for r in rows if followers(r))
+    expected = Counter(
+        (r["item_id"], r["device"], r["timestamp"], history(r)) for r in rows if followers(r)
+    )
     assert len(log) > expected.total() > 0.8 * len(log)
-    actual = Counter((r["item_id"], r["device"], r[TIME], tuple(r["history"])) for r in positives.rows(named=True))
+    actual = Counter(
+        (r["item_id"], r["device"], r[TIME], tuple(r["history"])) for r in positives.rows(named=True)
+    )
     assert actual == expected
     negatives = samples.filter(pl.col(LABEL) == 0)
     assert len(negatives) == 3 * len(positives)
@@ -172,5 +182,7 @@ def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
         prepare(log_config(tmp_path, schema, path=str(tmp_path / "strict")))
     with refuses(DataError, "classes"):
         prepare(
-            log_config(tmp_path, schema, frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)), path=str(tmp_path / "one"))
+            log_config(
+                tmp_path, schema, frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)), path=str(tmp_path / "one")
+            )
         )

@@ -1,4 +1,6 @@
-"""Test that the same text gives the same values in every file format, in frames and in single rows."""
+"""Test that the same text gives the same values in every file format, in frames and in single
+rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from stratarec.serving.features import FeatureEncoder
 def in_every_format(
     texts: list[str], feature: SparseFeature, folder: Path, dense: tuple[DenseFeature, ...] = ()
 ) -> dict[str, list[Any]]:
-    """Return the values of one column of text for every format it is read from; those of `dense` if there is one."""
+    """Return the values of one column of text for every format it is read from; those of `dense` if
+    there is one.
+    """
     schema = Schema(label="y", sparse=(feature,), dense=dense)
     frame = pl.DataFrame({"y": [0] * len(texts), feature.name: texts})
     frame.write_csv(folder / "log.csv")
@@ -45,7 +49,10 @@ def in_every_format(
 def encoder(feature: SparseFeature, values: list[Any]) -> FeatureEncoder:
     """Return an encoder that gives each value an id from 1; 0 is for all others."""
     vocabulary = Vocabulary(
-        values=pl.Series(values), counts=np.ones(len(values) + 1, dtype=np.int64), tail_buckets=1, first_rows=1
+        values=pl.Series(values),
+        counts=np.ones(len(values) + 1, dtype=np.int64),
+        tail_buckets=1,
+        first_rows=1,
     )
     return FeatureEncoder(Schema(sparse=(feature,)), {}, {feature.name: vocabulary})
 
@@ -91,7 +98,10 @@ def test_booleans_are_the_same_category_everywhere(rows: int, tmp_path: Path) ->
     for texts in (["true", "false", ""], ["True", "False", ""], ["TRUE", "FALSE", ""]):
         for form, values in in_every_format(texts, feature, tmp_path).items():
             assert values == expected, form
-    schema, flags = Schema(label="y", sparse=(feature,)), pl.DataFrame({"y": [0] * 3, "member": [True, False, None]})
+    schema, flags = (
+        Schema(label="y", sparse=(feature,)),
+        pl.DataFrame({"y": [0] * 3, "member": [True, False, None]}),
+    )
     flags.write_parquet(tmp_path / "flags.parquet")
     flags.write_ndjson(tmp_path / "flags.jsonl")
     parquet = ParquetSource(ParquetConfig(paths=(str(tmp_path / "flags.parquet"),), schema=schema), "error")
@@ -158,8 +168,14 @@ def test_an_empty_text_is_a_missing_category_everywhere(type: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("separator", "text"),
     [
-        *(("", text) for text in ("a, b", "[a, b]", "[[1], [2]]", "[{'id': 1}]", "(1, 2)", '["a" "b"', "[1,,2]")),
-        *((",", text) for text in ('["a", "b"]', "['a']", "[1, 2]", "[a, b]", "(1, 2)", "{1,2}", "[[1], [2]]")),
+        *(
+            ("", text)
+            for text in ("a, b", "[a, b]", "[[1], [2]]", "[{'id': 1}]", "(1, 2)", '["a" "b"', "[1,,2]")
+        ),
+        *(
+            (",", text)
+            for text in ('["a", "b"]', "['a']", "[1, 2]", "[a, b]", "(1, 2)", "{1,2}", "[[1], [2]]")
+        ),
     ],
 )
 def test_text_that_is_not_a_list_is_refused_everywhere(separator: str, text: str, tmp_path: Path) -> None:
@@ -206,7 +222,9 @@ def test_numbers_with_fractions_are_times(
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
-    feature = SparseFeature(name="shop", type="integer", kind=kind, separator="|" if kind == "multi" else "")
+    feature = SparseFeature(
+        name="shop", type="integer", kind=kind, separator="|" if kind == "multi" else ""
+    )
     plain = ["7", "7.0", " 0", "-5"]
     for form, values in in_every_format(plain, feature, tmp_path).items():
         assert values == ([[7], [7], [0], [-5]] if kind == "multi" else [7, 7, 0, -5]), form
@@ -225,8 +243,12 @@ def test_decimals_without_fraction_are_whole_numbers(precision: tuple[int, int],
     cells = [Decimal(5), None, Decimal(2**53 + 1)]
     kind = (pa.decimal256 if precision[0] > 38 else pa.decimal128)(*precision)
     columns = {"y": pa.array([0, 1, 1]), "shop": pa.array(cells, kind), "t": pa.array([1, 2, 3], kind)}
-    columns["tags"] = pa.array([[Decimal(3), None], None, [Decimal(4)]], pa.list_(kind) if precision[0] <= 38 else None)
-    schema = Schema(label="y", time="t", sparse=(SparseFeature(name="shop"), SparseFeature(name="tags", kind="multi")))
+    columns["tags"] = pa.array(
+        [[Decimal(3), None], None, [Decimal(4)]], pa.list_(kind) if precision[0] <= 38 else None
+    )
+    schema = Schema(
+        label="y", time="t", sparse=(SparseFeature(name="shop"), SparseFeature(name="tags", kind="multi"))
+    )
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table(columns), path)
     source = ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), "error")

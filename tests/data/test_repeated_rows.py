@@ -44,7 +44,9 @@ def copied(frame: pl.DataFrame, times: int) -> pl.DataFrame:
     return pl.concat([frame] * times).sample(fraction=1, shuffle=True, seed=2)
 
 
-def shares(tmp_path: Path, frame: pl.DataFrame, schema: Schema = SCHEMA, **options: Any) -> dict[str, float]:
+def shares(
+    tmp_path: Path, frame: pl.DataFrame, schema: Schema = SCHEMA, **options: Any
+) -> dict[str, float]:
     return dict(
         prepare(
             log_config(tmp_path, schema, frame, shard_samples=500, **{"split": SplitConfig(), **options})
@@ -58,7 +60,7 @@ def test_copies_are_counted_exactly(tmp_path: Path) -> None:
     frame.columns = ["a", "price", "tags", "click"]
     placed = pl.concat(
         frame[samples(dataset, split)].with_columns(split=pl.lit(split)) for split in dataset.splits
-    )  # fmt: skip
+    )
     trained = placed.filter(pl.col("split") == "train")
     for split in ("valid", "test"):
         chosen = placed.filter(pl.col("split") == split)
@@ -79,7 +81,9 @@ def random_rows(count: int) -> pl.DataFrame:
     """Return rows with few distinct values, whose labels depend on the values."""
     frame = rows(count, values=4)
     rate = 0.05 + 0.2 * frame["*"].to_numpy()
-    return frame.with_columns(click=pl.Series((np.random.default_rng(5).random(count) < rate).astype(np.int64)))
+    return frame.with_columns(
+        click=pl.Series((np.random.default_rng(5).random(count) < rate).astype(np.int64))
+    )
 
 
 BY_TIME = SplitConfig(by="time", valid="2d", test="2d")
@@ -96,19 +100,35 @@ def timed(frame: pl.DataFrame) -> pl.DataFrame:
         (lambda: copied(rows(800), 4), SCHEMA, SplitConfig(), {"valid", "test"}),
         (lambda: copied(rows(2000, rate=0.05), 2), SCHEMA, SplitConfig(), {"valid", "test"}),
         (lambda: copied(rows(800), 4), SCHEMA, SplitConfig(valid=0.0), {"test"}),
-        (lambda: pl.concat([copied(rows(300), 2), rows(2700, seed=1)]), SCHEMA, SplitConfig(), {"valid", "test"}),
+        (
+            lambda: pl.concat([copied(rows(300), 2), rows(2700, seed=1)]),
+            SCHEMA,
+            SplitConfig(),
+            {"valid", "test"},
+        ),
         (lambda: rows(3000), SCHEMA, SplitConfig(), set()),
-        (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),  # equal by chance, and their labels differ
+        # equal by chance, and their labels differ
+        (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),
         (lambda: random_rows(3000), SCHEMA, SplitConfig(), set()),
         (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to decide
-        # Copies at other times, as a retried upload or a join makes them, and rows of users who repeat themselves.
+        # Copies at other times, as a retried upload or a join makes them, and rows of users who
+        # repeat themselves.
         (lambda: timed(copied(rows(800), 4)), replace(SCHEMA, time="ts"), BY_TIME, {"valid", "test"}),
-        (lambda: timed(copied(rows(800), 4)), replace(SCHEMA, time="ts", user="*"), BY_TIME, {"valid", "test"}),
+        (
+            lambda: timed(copied(rows(800), 4)),
+            replace(SCHEMA, time="ts", user="*"),
+            BY_TIME,
+            {"valid", "test"},
+        ),
         (lambda: timed(random_rows(3000)), replace(SCHEMA, time="ts"), BY_TIME, set()),
         (lambda: timed(rows(3000)), replace(SCHEMA, time="ts"), BY_TIME, set()),
     ],
 )
 def test_copies_are_distinguished_from_chance(
-    frame: Callable[[], pl.DataFrame], schema: Schema, split: SplitConfig, reported: set[str], tmp_path: Path
+    frame: Callable[[], pl.DataFrame],
+    schema: Schema,
+    split: SplitConfig,
+    reported: set[str],
+    tmp_path: Path,
 ) -> None:
     assert set(shares(tmp_path, frame(), schema, split=split)) == reported

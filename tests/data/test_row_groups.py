@@ -23,7 +23,9 @@ ROWS = 100_000
 
 def source(path: Path, **kinds: str) -> ParquetSource:
     sparse = tuple(SparseFeature(name=name, kind=kind) for name, kind in kinds.items())  # type: ignore[arg-type]
-    return ParquetSource(ParquetConfig(paths=(str(path),), schema=Schema(label="y", sparse=sparse)), "error")
+    return ParquetSource(
+        ParquetConfig(paths=(str(path),), schema=Schema(label="y", sparse=sparse)), "error"
+    )
 
 
 @pytest.mark.parametrize("sizes", [[700_000], [300_000, 5, 6, 0, 262_144, 200_000, 90_000, 7]])
@@ -52,7 +54,9 @@ def test_only_a_piece_of_a_row_group_is_in_memory(tmp_path: Path) -> None:
     rows, values = 1 << 20, 16
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * values)
     column = pa.ListArray.from_arrays(offsets, pa.array(np.arange(rows * values) % 99))
-    pq.write_table(pa.table({"y": pa.array(np.zeros(rows, np.int8)), "c": column}), tmp_path / "log.parquet")
+    pq.write_table(
+        pa.table({"y": pa.array(np.zeros(rows, np.int8)), "c": column}), tmp_path / "log.parquet"
+    )
     before, most = pa.total_allocated_bytes(), 0
     for _ in source(tmp_path / "log.parquet", c="multi").chunks(tmp_path):
         most = max(most, pa.total_allocated_bytes() - before)
@@ -64,7 +68,10 @@ def test_only_a_piece_of_a_row_group_is_in_memory(tmp_path: Path) -> None:
 def test_reading_returns_what_was_written(tmp_path: Path, dictionary: Any, schema: bool) -> None:
     draws = np.random.default_rng(0)
     texts = [None if n == 0 else f"v{n}" if n < 7 else "" for n in draws.integers(0, 9, 5000)]
-    lists = [None if n == 0 else texts[place : place + n - 1] for place, n in enumerate(draws.integers(0, 5, 5000))]
+    lists = [
+        None if n == 0 else texts[place : place + n - 1]
+        for place, n in enumerate(draws.integers(0, 5, 5000))
+    ]
     table = pa.table(
         {
             "y": pa.array(np.arange(5000) % 2),
@@ -77,14 +84,26 @@ def test_reading_returns_what_was_written(tmp_path: Path, dictionary: Any, schem
         }
     )
     pq.write_table(
-        table, tmp_path / "log.parquet", use_dictionary=dictionary, store_schema=schema, row_group_size=1700,
+        table,
+        tmp_path / "log.parquet",
+        use_dictionary=dictionary,
+        store_schema=schema,
+        row_group_size=1700,
         dictionary_pagesize_limit=1024 if dictionary is True else 1 << 20,
-    )  # fmt: skip
+    )
     kinds = {name: "multi" if name in ("texts", "larges") else "single" for name in table.column_names[1:]}
-    rows = [row for chunk in source(tmp_path / "log.parquet", **kinds).chunks(tmp_path) for row in chunk.frame.rows()]
+    rows = [
+        row
+        for chunk in source(tmp_path / "log.parquet", **kinds).chunks(tmp_path)
+        for row in chunk.frame.rows()
+    ]
     expected = [
         tuple(
-            [each for each in value if each is not None] if isinstance(value, list) else None if value == "" else value
+            [each for each in value if each is not None]
+            if isinstance(value, list)
+            else None
+            if value == ""
+            else value
             for value in row
         )
         for row in zip(*table.to_pydict().values(), strict=True)
@@ -161,10 +180,13 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(
-    ("writer", "step"), [("plain", 59), *(pytest.param(each, 23, marks=pytest.mark.slow) for each in WRITERS)]
+    ("writer", "step"),
+    [("plain", 59), *(pytest.param(each, 23, marks=pytest.mark.slow) for each in WRITERS)],
 )
 def test_a_flipped_bit_of_a_footer_gives_rows_or_one_error(tmp_path: Path, writer: str, step: int) -> None:
-    """Run in a child process, because pyarrow aborts the process when a column of a damaged schema is read."""
+    """Run in a child process, because pyarrow aborts the process when a column of a damaged schema
+    is read.
+    """
     write(tmp_path / "log.parquet", **WRITERS[writer])
     content = (tmp_path / "log.parquet").read_bytes()
     first, paths = len(content) - 8 - int.from_bytes(content[-8:-4], "little"), []

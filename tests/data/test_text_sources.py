@@ -1,4 +1,6 @@
-"""Test delimited logs: exact lines in errors, exact rows when skipping, and only `DataError` for any bytes."""
+"""Test delimited logs: exact lines in errors, exact rows when skipping, and only `DataError` for
+any bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from stratarec.data.sources.files import expand
 from stratarec.errors import DataError
 from stratarec.recipe import Recipe
 
-# Public logs: the first is tab-separated without a header, the second has a header and a column of hours.
+# Public logs: the first is tab-separated without a header, the second has a header and a column of
+# hours.
 RECIPES = Path(stratarec.__file__).parent / "recipes"
 CRITEO, AVAZU = (
     Recipe.load(RECIPES / f"{name}.yaml", ["data.source.max_line_bytes=1048576"]).data.source
@@ -102,7 +105,9 @@ def test_a_short_line_of_a_log_to_score_is_a_bad_row(tmp_path: Path, place: int,
     path = tmp_path / "log.csv"
     path.write_text("\n".join(["label,user,city"] * has_header + lines) + "\n")
     for on_bad_row in ("error", "skip"):
-        scored = CsvSource(config.of_file(str(path)), on_bad_row, view=View(schema=config.schema, label=True))
+        scored = CsvSource(
+            config.of_file(str(path)), on_bad_row, view=View(schema=config.schema, label=True)
+        )
         if on_bad_row == "error":
             with refuses(DataError, f"line {place + 1 + has_header} 2 fields 3"):
                 read(scored)
@@ -120,8 +125,14 @@ def test_hours_are_two_features_and_the_time(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=75)
-@given(st.lists(st.one_of(st.just(line()), st.just(line("0", "")), st.binary(max_size=60)), min_size=1, max_size=12))
-def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+@given(
+    st.lists(
+        st.one_of(st.just(line()), st.just(line("0", "")), st.binary(max_size=60)), min_size=1, max_size=12
+    )
+)
+def test_any_bytes_give_rows_or_a_data_error(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
     content = b"\n".join([line(), *lines]) + b"\n"
     path = tmp_path_factory.mktemp("fuzz") / "log.tsv"
     path.write_bytes(content)
@@ -140,7 +151,9 @@ AVAZU_HEADER = ",".join(["id", "click", "hour", *AVAZU_CATEGORIES]).encode()
 
 
 def avazu_line(number: int = 0) -> bytes:
-    return ",".join([str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(AVAZU_CATEGORIES)]).encode()
+    return ",".join(
+        [str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(AVAZU_CATEGORIES)]
+    ).encode()
 
 
 @settings(deadline=None, max_examples=30)
@@ -154,7 +167,11 @@ def test_any_bytes_as_a_file_are_a_data_error_that_names_it(
         read(avazu(path, "skip"))
 
 
-PACKED = {"gz": gzip.compress, "zst": lambda content: pa.compress(content, "zstd", asbytes=True), "bz2": bz2.compress}
+PACKED = {
+    "gz": gzip.compress,
+    "zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+    "bz2": bz2.compress,
+}
 LONG = b"\n".join([AVAZU_HEADER, *(avazu_line(i) for i in range(400))]) + b"\n"
 
 
@@ -173,7 +190,9 @@ def test_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> None:
         assert [chunk.index for chunk in later] == list(range(start, len(chunks)))
         assert [chunk.rows.tolist() for chunk in later] == [chunk.rows.tolist() for chunk in chunks[start:]]
         assert_frame_equal(later[0].frame, chunks[start].frame)
-    assert not list(avazu(path, chunk_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks))))))
+    assert not list(
+        avazu(path, chunk_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks)))))
+    )
 
 
 @pytest.mark.parametrize("ending", PACKED)
@@ -234,7 +253,9 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    lines=st.lists(st.sampled_from([b"", b"a", b'"b\n"', b"cc" * 9, b'"d"', b'e"\n\nf"']), min_size=1, max_size=12),
+    lines=st.lists(
+        st.sampled_from([b"", b"a", b'"b\n"', b"cc" * 9, b'"d"', b'e"\n\nf"']), min_size=1, max_size=12
+    ),
     size=st.integers(1, 40),
     ended=st.booleans(),
 )
@@ -249,7 +270,9 @@ def test_blocks_of_a_file_match_those_of_its_compressed_copy(
     for name in ("log", "log.gz"):
         (file,) = expand((str(folder / name),))
         with contextlib.suppress(DataError):  # a quote that is not closed
-            chunks.append([(b.content, b.first_line, b.lines) for b in text.read_chunks(file, size, 1000, b'"')])
+            chunks.append(
+                [(b.content, b.first_line, b.lines) for b in text.read_chunks(file, size, 1000, b'"')]
+            )
     assert len(chunks) != 1
     for one, other in zip(*[iter(chunks)] * 2, strict=False):
         assert one == other

@@ -1,4 +1,6 @@
-"""Test that dense columns keep their digits: they are standardized in float64, for any size, spread and order."""
+"""Test that dense columns keep their digits: they are standardized in float64, for any size, spread
+and order.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def prepare_columns(
 @pytest.mark.parametrize("transform", ["none", "log1p"])
 @pytest.mark.parametrize("times", [HOUR, MINUTE], ids=["seconds of an hour", "milliseconds of a minute"])
 def test_times_keep_their_values(tmp_path: Path, times: np.ndarray, transform: DenseTransform) -> None:
-    values = prepare_columns(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))["t"].to_numpy()
+    values = prepare_columns(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))[
+        "t"
+    ].to_numpy()
     assert len(np.unique(values)) == len(times)
     # Computed in exact integers; the logarithm is linear over such a short time.
     away = (times - times[0]).astype(np.float64)
@@ -62,7 +66,9 @@ def test_large_standardized_values_are_finite(tmp_path: Path) -> None:
     small = np.linspace(0, 1e-6, 400)
     small[-1] = 1e37  # in the test split, with a deviation of 3e-7
     columns = {"small": small, "huge": np.where(np.arange(400) % 2, 1e37, -2.9e38)}
-    columns_by_name = prepare_columns(tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s"))
+    columns_by_name = prepare_columns(
+        tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s")
+    )
     assert np.isfinite(columns_by_name.to_numpy()).all()
     assert columns_by_name["small"][-1] == np.finfo(np.float32).max
     assert abs(columns_by_name["small"][:398].to_numpy().std() - 1) < 1e-5

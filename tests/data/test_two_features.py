@@ -98,7 +98,10 @@ def test_ids_that_are_numbers_are_drafted_as_both(tmp_path: Path) -> None:
         {"shop_id": [f"s{row % 613}" for row in range(4000)]},
         {"shop_id": [row % 2 for row in range(4000)]},
         {"shop_id": [(row % 613 - 306) * (1 << 54) for row in range(4000)]},
-        {"shop_id": [row % 613 for row in range(4000)], "shop_id.number": [row % 5 / 4 for row in range(4000)]},
+        {
+            "shop_id": [row % 613 for row in range(4000)],
+            "shop_id.number": [row % 5 / 4 for row in range(4000)],
+        },
         {"x" * 198 + "id": [row * 7919 % 613 for row in range(4000)]},
     ],
     ids=["text", "two values", "hashes", "taken name", "long name"],

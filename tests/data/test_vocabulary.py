@@ -1,5 +1,5 @@
-"""Test limits of vocabularies: an override changes only the fields it names, and an override of no vocabulary is
-refused.
+"""Test limits of vocabularies: an override changes only the fields it names, and an override of no
+vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.value_counts import CountSum, count_values
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, buckets_of
+from stratarec.data.vocabulary import (
+    Vocabulary,
+    VocabularyConfig,
+    VocabularyLimits,
+    VocabularyOverride,
+    buckets_of,
+)
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
@@ -63,17 +69,26 @@ def test_unsigned_64_bit_ids_share_a_vocabulary_with_others_as_text(tmp_path: Pa
     dataset = prepare(log_config(tmp_path, schema, pl.DataFrame({"label": [0, 1] * 20, **columns})))
     table = pl.read_parquet(dataset.path / dataset.vocabularies["ids"].path)
     assert dict(zip(table["value"][-5:], table["count"][-5:], strict=True)) == {
-        "-1": 20, "5": 20, "18446744073709551615": 20, "7": 10, "9223372036854775808": 10,
-    }  # fmt: skip
+        "-1": 20,
+        "5": 20,
+        "18446744073709551615": 20,
+        "7": 10,
+        "9223372036854775808": 10,
+    }
 
 
 def prepare_items(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
     frame = pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items})
-    schema, path = Schema(sparse=(SparseFeature(name="item"),)), str(root / f"data-{len(list(root.iterdir()))}")
+    schema, path = (
+        Schema(sparse=(SparseFeature(name="item"),)),
+        str(root / f"data-{len(list(root.iterdir()))}"),
+    )
     return prepare(log_config(root, schema, frame, path=path, vocabulary=VocabularyConfig(**vocabulary)))
 
 
-@pytest.mark.parametrize("items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000])
+@pytest.mark.parametrize(
+    "items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000]
+)
 def test_a_hash_vocabulary_computes_rows_from_the_hash_alone(tmp_path: Path, items: list[object]) -> None:
     dataset = prepare_items(tmp_path, items, kind="hash", buckets=64)
     info = dataset.vocabularies["item"]
@@ -90,7 +105,9 @@ def test_a_hash_vocabulary_computes_rows_from_the_hash_alone(tmp_path: Path, ite
 
 def test_buckets_without_lookups_take_no_space(tmp_path: Path) -> None:
     base = prepare_items(tmp_path, [*range(500)] * 2, kind="hash", buckets=10**9)
-    dataset = prepare_items(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
+    dataset = prepare_items(
+        tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path)
+    )
     ids, counts = dataset.counted_ids("item")
     expected = np.unique(
         stable_hash(pl.Series([*range(500), *range(250, 750)] * 2)) % np.uint64(10**9), return_counts=True

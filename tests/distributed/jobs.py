@@ -1,4 +1,6 @@
-"""Jobs that ranks run in tests: train a collection on a rank's samples of batches that are the same in every test."""
+"""Jobs that ranks run in tests: train a collection on a rank's samples of batches that are the same
+in every test.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,31 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
-from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    Prefetcher,
+    RowOptimizerConfig,
+    TieredEmbeddingBagCollection,
+)
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 TABLES = (
-    EmbeddingBagConfig(name="item", num_embeddings=300, embedding_dim=8, feature_names=("item",),
-                       sequence_features=("history",)),
-    EmbeddingBagConfig(name="user", num_embeddings=500, embedding_dim=8, feature_names=("user", "friend"),
-                       pooling="mean"),
+    EmbeddingBagConfig(
+        name="item",
+        num_embeddings=300,
+        embedding_dim=8,
+        feature_names=("item",),
+        sequence_features=("history",),
+    ),
+    EmbeddingBagConfig(
+        name="user", num_embeddings=500, embedding_dim=8, feature_names=("user", "friend"), pooling="mean"
+    ),
     EmbeddingBagConfig(name="page", num_embeddings=40, embedding_dim=4, feature_names=("page",)),
     EmbeddingBagConfig(name="tiny", num_embeddings=2, embedding_dim=8, feature_names=("tiny",)),
-)  # fmt: skip
-KEYS = {"page": 40, "item": 300, "user": 500, "history": 300, "friend": 500, "tiny": 2}  # not the order of the tables
+)
+# not the order of the tables
+KEYS = {"page": 40, "item": 300, "user": 500, "history": 300, "friend": 500, "tiny": 2}
 SAMPLES = 24
 
 
@@ -37,9 +51,9 @@ class Setup:
     """Collection, layout and batches of a training job."""
 
     layout: str
-    """``whole``: each table is pooled by its owner. ``rows``: each table is on one rank and its rows are exchanged.
-    ``split``: tables are sharded by row over all ranks. ``mixed``: some of each. ``one``: all tables are on the
-    first rank."""
+    """``whole``: each table is pooled by its owner. ``rows``: each table is on one rank and its
+    rows are exchanged. ``split``: tables are sharded by row over all ranks. ``mixed``: some of
+    each. ``one``: all tables are on the first rank."""
     home: str = ""
     codec: str = "fp32"
     singles: bool = False
@@ -64,12 +78,16 @@ def places(layout: str, ranks: int) -> dict[str, Place]:
         if kind == "split":
             places_by_table[table.name] = Place(first=0, ranks=ranks, travel="rows")
         else:
-            places_by_table[table.name] = Place(first=number % ranks, travel="pooled" if kind == "whole" else "rows")
+            places_by_table[table.name] = Place(
+                first=number % ranks, travel="pooled" if kind == "whole" else "rows"
+            )
     return places_by_table
 
 
 def batch(step: int, singles: bool) -> KeyedJagged:
-    """Return the batch of all ranks together, with bags of 0 to 3 ids from a skewed distribution."""
+    """Return the batch of all ranks together, with bags of 0 to 3 ids from a skewed
+    distribution.
+    """
     draws = np.random.default_rng(step)
     low, high = (1, 2) if singles else (0, 4)
     lengths = draws.integers(low, high, (len(KEYS), SAMPLES))
@@ -97,7 +115,9 @@ def rank_samples(step: int, rank: int, ranks: int, uneven: bool) -> slice:
 
 
 def tiers(setup: Setup, path: Path | None, rank_samples: int = 1) -> TierConfig:
-    """Return caches of the two large tables that are small enough for rows to move at every step."""
+    """Return caches of the two large tables that are small enough for rows to move at every
+    step.
+    """
     if not setup.home:
         return TierConfig()
     tier = TableTier(home=setup.home, codec=CodecConfig(kind=setup.codec), cache_rows=192 // rank_samples)  # type: ignore[arg-type]
@@ -106,8 +126,8 @@ def tiers(setup: Setup, path: Path | None, rank_samples: int = 1) -> TierConfig:
 
 
 def loss(outputs: Any, features: KeyedJagged) -> Tensor:
-    """Return a sum of a different function of every output, so that gradients do not mix samples and bits can be
-    compared.
+    """Return a sum of a different function of every output, so that gradients do not mix samples
+    and bits can be compared.
     """
     return (outputs.pooled.pow(2) * 0.5 + outputs.pooled).sum() + sum(
         (bags.values.pow(2) * 0.25).sum() for bags in outputs.sequences.values()
@@ -123,9 +143,8 @@ def row_optimizer(setup: Setup) -> RowOptimizerConfig:
 def train_single(setup: Setup, path: Path) -> dict[str, Any]:
     """Train in one process on the batches of all ranks."""
     collection = TieredEmbeddingBagCollection(
-        TABLES, optimizer=row_optimizer(setup), seed=7,
-        tiers=tiers(setup, path / "single"),
-    )  # fmt: skip
+        TABLES, optimizer=row_optimizer(setup), seed=7, tiers=tiers(setup, path / "single")
+    )
     return train(collection, setup, 0, 1)
 
 
@@ -133,9 +152,13 @@ def train_sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
     """Train on the samples of one rank."""
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
     collection = ShardedCollection(
-        sharding, mesh, optimizer=row_optimizer(setup), seed=7,
-        tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange,
-    )  # fmt: skip
+        sharding,
+        mesh,
+        optimizer=row_optimizer(setup),
+        seed=7,
+        tiers=tiers(setup, path / f"rank-{mesh.rank}"),
+        config=setup.exchange,
+    )
     return train(collection, setup, mesh.rank, mesh.ranks)
 
 
@@ -152,7 +175,9 @@ def train(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, Any
     with torch.no_grad():
         mine = rank_samples(0, rank, ranks, setup.uneven)
         read = collection(batch(0, setup.singles).take(torch.arange(mine.start, mine.stop))).pooled.clone()
-    tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
+    tables = {
+        table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES
+    }
     collection.close()
     return {"pooled": pooled, "rows": rows, "read": read, "tables": tables, "step": collection.step}
 
@@ -162,7 +187,9 @@ def join_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
     steps = len(results[0]["pooled"])
     for other in results[1:]:
         for name, parts in results[0]["tables"].items():
-            assert all(torch.equal(parts[part], other["tables"][name][part]) for part in parts), "ranks disagree"
+            assert all(torch.equal(parts[part], other["tables"][name][part]) for part in parts), (
+                "ranks disagree"
+            )
     return {
         **{
             key: [torch.cat([rank[key][step] for rank in results]) for step in range(steps)]
@@ -175,12 +202,15 @@ def join_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def train_ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) -> dict[str, Any]:
-    """Train with `depth` batches of lookahead. With several ranks, rank 1 has a bad id in the batch of `bad_step`."""
+    """Train with `depth` batches of lookahead. With several ranks, rank 1 has a bad id in the batch
+    of `bad_step`.
+    """
     share_of = 1 if mesh.ranks == 1 else mesh.rank
     options: dict[str, Any] = {
-        "optimizer": RowOptimizerConfig(learning_rate=0.05), "seed": 7,
+        "optimizer": RowOptimizerConfig(learning_rate=0.05),
+        "seed": 7,
         "tiers": replace(tiers(setup, path / f"rank-{share_of}"), lookahead=depth),
-    }  # fmt: skip
+    }
     if mesh.ranks == 1:
         collection: Any = TieredEmbeddingBagCollection(TABLES, **options)
     else:
@@ -202,9 +232,17 @@ def train_ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int 
             pooled.append(outputs.pooled.detach().clone())
             rows.append(outputs.sequences["history"].values.detach().clone())
             loss(outputs, features).backward()
-    tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
+    tables = {
+        table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES
+    }
     collection.close()
-    return {"pooled": pooled, "rows": rows, "read": torch.zeros(0), "tables": tables, "step": collection.step}
+    return {
+        "pooled": pooled,
+        "rows": rows,
+        "read": torch.zeros(0),
+        "tables": tables,
+        "step": collection.step,
+    }
 
 
 def train_with_small_cache(mesh: Mesh, setup: Setup, path: Path) -> None:

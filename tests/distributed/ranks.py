@@ -1,4 +1,5 @@
-"""Rank processes for tests. They stay alive and run one job after another, each job on its own mesh.
+"""Rank processes for tests. They stay alive and run one job after another, each job on its own
+mesh.
 
 Starting a process takes a second (compiled kernels), starting a mesh takes milliseconds.
 """
@@ -45,9 +46,12 @@ def serve(rank: int, key: bytes) -> None:
         except (EOFError, ConnectionResetError):
             return
         os.environ.update(
-            RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
             LOCAL_WORLD_SIZE=str(local or ranks),
-        )  # fmt: skip
+        )
         try:
             torch.manual_seed(0)
             with joined(DistributedConfig(timeout=timeout), towers) as mesh:
@@ -101,9 +105,14 @@ class Ranks:
                 self._workers[rank] = _Rank(rank)
 
     def begin(
-        self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0,
+        self,
+        ranks: int,
+        job: Job,
+        arguments: Sequence[Sequence[Any]],
+        timeout: float = 30.0,
+        local: int = 0,
         towers: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start ``job(mesh, *arguments[rank])`` on every rank."""
         self.start(ranks)
         port = free_port()
@@ -124,7 +133,9 @@ class Ranks:
         return answers
 
     def run(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> list[Any]:
-        """Run a job on all ranks with the same arguments and return their results. Raise the error of any rank."""
+        """Run a job on all ranks with the same arguments and return their results. Raise the error
+        of any rank.
+        """
         self.begin(ranks, job, [arguments] * ranks, **options)
         answers = self.end(ranks)
         for answer in answers:
@@ -140,7 +151,9 @@ class Ranks:
         return {str(answer) for answer in answers}
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a rank. After SIGKILL, wait until the process ends, so that no later job is sent to it."""
+        """Send a signal to a rank. After SIGKILL, wait until the process ends, so that no later job
+        is sent to it.
+        """
         os.kill(self._workers[rank].pid, number)
         if number == signal.SIGKILL:
             self._workers[rank].alive(5.0)

@@ -1,4 +1,6 @@
-"""Test a wire format of another package: two ranks train with it, and it is listed with the others."""
+"""Test a wire format of another package: two ranks train with it, and it is listed with the
+others.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.trainer import Trainer
 
-INT4 = WireFormat(about="relative error 6 %", codec=lambda: CodecConfig(kind="int4", state="bf16"), scaled=True)
+INT4 = WireFormat(
+    about="relative error 6 %", codec=lambda: CodecConfig(kind="int4", state="bf16"), scaled=True
+)
 
 
 def train(mesh: Mesh, content: dict[str, Any]) -> tuple[float, int]:
-    """Register the format as a package does, and return the test log loss and the bytes that this rank sent."""
+    """Register the format as a package does, and return the test log loss and the bytes that this
+    rank sent.
+    """
     if content["distributed"]["wire"] == "int4":
         WIRES.register("int4", INT4)
     try:

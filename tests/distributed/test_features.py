@@ -1,4 +1,6 @@
-"""Test labels, weights, sequences and widths on several ranks: model, metrics and scores equal those of one process."""
+"""Test labels, weights, sequences and widths on several ranks: model, metrics and scores equal
+those of one process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pl.DataFrame(
         {
             "click": draws.integers(0, 2, ROWS),
-            "like": pl.Series(np.where(draws.random(ROWS) < 0.5, np.nan, draws.integers(0, 2, ROWS))).fill_nan(None),
+            "like": pl.Series(
+                np.where(draws.random(ROWS) < 0.5, np.nan, draws.integers(0, 2, ROWS))
+            ).fill_nan(None),
             "who": np.arange(ROWS) // 4,
             "weight": draws.choice([0.0, 0.5, 2.0], ROWS),
             "item": draws.integers(0, 40, ROWS),
@@ -44,7 +48,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
-    options = {"batch_size": 90, "max_steps": 12, "eval_every": 6, "portions": 2, "loss_weights": {"like": 0.3}}
+    options = {
+        "batch_size": 90,
+        "max_steps": 12,
+        "eval_every": 6,
+        "portions": 2,
+        "loss_weights": {"like": 0.3},
+    }
     options["class_weight"] = "balanced"
     config = tiny(home, **options | train, run=str(run))
     schema = {
@@ -68,7 +78,9 @@ def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Drop the calibration by bins, because the last bit of a logit can move a sample to another bin."""
+    """Drop the calibration by bins, because the last bit of a logit can move a sample to another
+    bin.
+    """
     return {name: value for name, value in metrics.items() if name != "reliability"}
 
 

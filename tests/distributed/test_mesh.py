@@ -124,16 +124,13 @@ def work_fails(mesh: Mesh, first: int) -> None:
 @pytest.mark.parametrize(
     ("job", "arguments", "message"),
     [
-        (
-            check_different_recipes, (),
-            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: ",
-        ),
+        (check_different_recipes, (), "rank 1 was started with recipe.train.seed 4, rank 0 with 3: "),
         (fails, (), "rank 2: file x, row 3: no number"),
         (work_fails, (0,), "rank 0: file z is gone"),
         (work_fails, (1,), "rank 1: file z is gone"),
     ],
     ids=["other settings", "agree", "first", "first then others"],
-)  # fmt: skip
+)
 def test_an_error_on_one_rank_is_raised_on_all_ranks(
     ranks: Ranks, job: Any, arguments: tuple[Any, ...], message: str
 ) -> None:
@@ -206,7 +203,9 @@ def stops(mesh: Mesh) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_while_others_wait_for_its_files(ranks: Ranks) -> None:
-    """The connections of a stopped rank stay open, so other ranks cannot rely on them being closed."""
+    """The connections of a stopped rank stay open, so other ranks cannot rely on them being
+    closed.
+    """
     ranks.run(2, sum_values)
     ranks.begin(2, stops, [()] * 2, timeout=2.0)
     try:
@@ -218,7 +217,9 @@ def test_a_stopped_rank_is_named_while_others_wait_for_its_files(ranks: Ranks) -
 
 
 @pytest.mark.slow
-def test_a_terminated_rank_reports_the_signal_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_terminated_rank_reports_the_signal_and_the_others_repeat_it(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     started = tmp_path / "started"
     ranks.begin(2, forever, [(started,)] * 2)
     while not started.exists():
@@ -238,7 +239,7 @@ def test_a_terminated_rank_reports_the_signal_and_the_others_repeat_it(ranks: Ra
 )
 def test_invalid_environments_are_refused(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -260,7 +261,12 @@ def test_a_port_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }.items():
             monkeypatch.setenv(name, value)
         with refuses(RankError, f"rank 0 2 127.0.0.1:{port}"), joined(DistributedConfig(timeout=1)):
             pass

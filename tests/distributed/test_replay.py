@@ -1,5 +1,5 @@
-"""Test the replay of a cluster that is not present: results match real processes, and step times follow from links and
-cores.
+"""Test the replay of a cluster that is not present: results match real processes, and step times
+follow from links and cores.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def record_steps(recipe: Recipe) -> Recording:
 
 
 @pytest.mark.parametrize("exchange", ["flat", "sptt"])
-def test_simulated_ranks_match_processes_bit_for_bit(ranks: Ranks, home: Path, exchange: str, tmp_path: Path) -> None:
+def test_simulated_ranks_match_processes_bit_for_bit(
+    ranks: Ranks, home: Path, exchange: str, tmp_path: Path
+) -> None:
     recipe = make_recipe(home, tmp_path, distributed={"exchange": exchange})
     recording = record_steps(recipe)
     assert ranks.run(4, losses, recipe, local=2, towers=2 * (exchange == "sptt")) == [recording.losses] * 4
@@ -61,15 +63,21 @@ def test_simulated_ranks_match_processes_bit_for_bit(ranks: Ranks, home: Path, e
     fast = Cluster(hosts=2, ranks=2, inside=links, between=links)
     longest = max(sum(piece.seconds for piece in step) for step in recording.schedule)
     # The mean of `play` does not begin and end at exactly the same place of a step.
-    assert longest * 0.99 <= play(recording.schedule, fast) < play(recording.schedule, Cluster(
-        hosts=2, ranks=2, inside=links, between=links, between_bytes_per_second=1e6
-    ))  # fmt: skip
+    assert (
+        longest * 0.99
+        <= play(recording.schedule, fast)
+        < play(
+            recording.schedule,
+            Cluster(hosts=2, ranks=2, inside=links, between=links, between_bytes_per_second=1e6),
+        )
+    )
 
 
 def test_an_error_of_a_simulated_rank_ends_the_others(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = make_recipe(home, tmp_path, batch_size=2, portions=1)  # two ranks have no samples, which is allowed
+    # two ranks have no samples, which is allowed
+    recipe = make_recipe(home, tmp_path, batch_size=2, portions=1)
     assert len(record_steps(recipe).losses) > STEPS
     given = rank_pipeline
 
@@ -94,14 +102,21 @@ LINKS = Collective(alpha=0.5, alpha_peer=0.25)
 def test_ranks_wait_for_the_slowest_rank_and_for_the_transfer() -> None:
     two = Cluster(hosts=2, between=LINKS, between_bytes_per_second=10.0)
     step = play([[piece(1.0, 0, 20), piece(1.0)], [piece(3.0, 30, 0), piece(2.0)]], two)
-    # The slower rank arrives after 3 s, 30 bytes take 3 s, the latency is 0.75 s, and then it computes for 2 s.
+    # The slower rank arrives after 3 s, 30 bytes take 3 s, the latency is 0.75 s, and then it
+    # computes for 2 s.
     assert step == pytest.approx(3 + 3 + 0.75 + 2)
 
 
 def test_ranks_of_a_host_share_its_link_but_not_its_memory_bandwidth() -> None:
     members = (0, 1, 2, 3)
-    where = Cluster(hosts=2, ranks=2, inside=LINKS, between=LINKS, inside_bytes_per_second=1e9,
-                    between_bytes_per_second=10.0)  # fmt: skip
+    where = Cluster(
+        hosts=2,
+        ranks=2,
+        inside=LINKS,
+        between=LINKS,
+        inside_bytes_per_second=1e9,
+        between_bytes_per_second=10.0,
+    )
     sent = [tuple(0.0 if member == rank else 10.0 for member in members) for rank in members]
     step = play([[piece(1.0, *sent[rank], members=members)] for rank in members], where)
     assert step == pytest.approx(1 + 4 * 10 / 10 + 0.5 + 3 * 0.25)
@@ -129,8 +144,13 @@ def test_a_rank_without_peers_receives_what_it_sends() -> None:
 
 
 @pytest.mark.parametrize("exchange", ["flat", "sptt"])
-def test_a_predicted_step_is_computation_plus_communication(home: Path, exchange: str, tmp_path: Path) -> None:
-    recipe, where = make_recipe(home, tmp_path, distributed={"exchange": exchange}), Cluster(hosts=2, ranks=2)
+def test_a_predicted_step_is_computation_plus_communication(
+    home: Path, exchange: str, tmp_path: Path
+) -> None:
+    recipe, where = (
+        make_recipe(home, tmp_path, distributed={"exchange": exchange}),
+        Cluster(hosts=2, ranks=2),
+    )
     dataset = Dataset.open(recipe.data.path)
     seconds = rank_seconds(recipe, dataset, where)
     assert seconds > 0
@@ -141,7 +161,9 @@ def test_a_predicted_step_is_computation_plus_communication(home: Path, exchange
     assert predict_step(recipe, dataset, slow, seconds).step.between > 0
 
 
-def test_tables_too_large_to_measure_are_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_too_large_to_measure_are_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = make_recipe(home, tmp_path)
     monkeypatch.setattr(forecast, "MEASURED_SHARE", 1e-12)
     with refuses(ConfigError, "--hosts"):

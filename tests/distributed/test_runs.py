@@ -1,4 +1,6 @@
-"""Test runs on several ranks: the model equals that of one process for any number of ranks, sharding and tiers."""
+"""Test runs on several ranks: the model equals that of one process for any number of ranks,
+sharding and tiers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_config(root: Path, **train: Any) -> dict[str, Any]:
-    config = tiny(root, **{"batch_size": 120, "max_steps": 30, "epochs": 3, "eval_every": 12, "portions": 3, **train})
+    config = tiny(
+        root, **{"batch_size": 120, "max_steps": 30, "epochs": 3, "eval_every": 12, "portions": 3, **train}
+    )
     config["data"]["source"]["samples"] = 4500
     config["data"]["source"]["scale"] = 0.05
     config["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
@@ -45,7 +49,7 @@ def make_config(root: Path, **train: Any) -> dict[str, Any]:
 
 def make_recipe(
     home: Path, run: Path, memory: dict[str, Any] | None = None, sharding: str = "auto", **train: Any
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     config = make_config(home, run=str(run), **train)
     return Recipe.from_dict({**config, "memory": memory or {}, "distributed": {"sharding": sharding}})
 
@@ -55,7 +59,9 @@ def train(mesh: Mesh, recipe: Recipe, resume: bool = False, earlier: Path | None
     plan = new_plan(recipe, dataset, mesh.ranks)
     if plan is not None and recipe.memory.block is not None:
         # The planner would not store so few rows in an SSD store, nor store them in full precision.
-        moved = (t if t.tier == "level0" else replace(t, tier="log", codec=CodecConfig()) for t in plan.tables)
+        moved = (
+            t if t.tier == "level0" else replace(t, tier="log", codec=CodecConfig()) for t in plan.tables
+        )
         plan = replace(plan, tables=tuple(moved))
     trainer = Trainer(recipe, dataset, plan=plan, mesh=mesh)
     result = trainer.train(resume=resume, earlier=earlier)
@@ -69,7 +75,9 @@ def train(mesh: Mesh, recipe: Recipe, resume: bool = False, earlier: Path | None
 
 
 def rounded(metrics: Any) -> Any:
-    """Round metrics to 12 digits, because the last bits of sums depend on how batches are split among ranks."""
+    """Round metrics to 12 digits, because the last bits of sums depend on how batches are split
+    among ranks.
+    """
     if isinstance(metrics, dict):
         return {name: rounded(value) for name, value in metrics.items()}
     if isinstance(metrics, list):
@@ -88,7 +96,9 @@ def model(run: Path) -> dict[str, np.ndarray[Any, Any]]:
         }
         return {
             **rows,
-            **{name: value.numpy().copy() for name, value in trained_run.model.network.state_dict().items()},
+            **{
+                name: value.numpy().copy() for name, value in trained_run.model.network.state_dict().items()
+            },
         }
 
 
@@ -108,11 +118,15 @@ TIERED: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fracti
 def test_ranks_train_the_model_of_one_process(
     ranks: Ranks, home: Path, count: int, sharding: str, log: bool, tmp_path: Path
 ) -> None:
-    """The data is deduplicated. The rows of two ranks are stored in logs, and three ranks refit the tested model."""
+    """The data is deduplicated. The rows of two ranks are stored in logs, and three ranks refit the
+    tested model.
+    """
     assert Dataset.open(make_config(home)["data"]["path"]).deduplicated
     memory = {"block": {"path": str(tmp_path / "rows"), "budget": "64MiB"}, **TIERED} if log else {}
     expected = train(Mesh.alone(), make_recipe(home, tmp_path / "one", refit=not log))
-    results = ranks.run(count, train, make_recipe(home, tmp_path / "many", memory, sharding=sharding, refit=not log))
+    results = ranks.run(
+        count, train, make_recipe(home, tmp_path / "many", memory, sharding=sharding, refit=not log)
+    )
     assert (results[0]["cached"] > 0) == log
     for rank in results:
         assert rank == results[0]
@@ -122,7 +136,9 @@ def test_ranks_train_the_model_of_one_process(
     assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
 
 
-def test_a_resumed_run_matches_an_uninterrupted_run_bit_for_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_matches_an_uninterrupted_run_bit_for_bit(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
     """Rows are int8 under caches, and tables are sharded by row."""
     uninterrupted, cut = (make_recipe(home, tmp_path / name, TIERED, "row") for name in ("whole", "cut"))
     expected = ranks.run(2, train, uninterrupted)[0]
@@ -145,8 +161,12 @@ def network_of(mesh: Mesh, recipe: Recipe, resume: bool = False) -> dict[str, np
 
 
 @pytest.mark.slow
-def test_ranks_have_different_dropout_masks_and_the_same_statistics(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    """The last batch of an epoch leaves one rank without samples. A resumed run has the same bits."""
+def test_ranks_have_different_dropout_masks_and_the_same_statistics(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    """The last batch of an epoch leaves one rank without samples. A resumed run has the same
+    bits.
+    """
     options = {"dropout": 0.2, "batch_norm": True}
     train = {"eval_every": 0, "average": {"decay": 0.9}}
     uninterrupted, cut = (
@@ -156,7 +176,9 @@ def test_ranks_have_different_dropout_masks_and_the_same_statistics(ranks: Ranks
     for other in networks[1:]:
         assert_near(other, networks[0], 0)
     assert (networks[0]["score.top.1.running_var"] != 1).all()
-    ranks.run(3, network_of, with_network(make_recipe(home, tmp_path / "cut", max_steps=16, **train), **options))
+    ranks.run(
+        3, network_of, with_network(make_recipe(home, tmp_path / "cut", max_steps=16, **train), **options)
+    )
     assert_near(ranks.run(3, network_of, cut, True)[2], networks[0], 0)
 
 
@@ -183,7 +205,8 @@ def test_every_row_loads_under_other_ranks_and_shardings(ranks: Ranks, home: Pat
         rows_by_rank = ranks.run(count, load_rows, make_recipe(home, run, sharding=sharding), last(run))
         for rank in rows_by_rank:
             assert_near(rank, {name: expected[name] for name in rank}, 0)
-        assert rows_by_rank[0].keys() < expected.keys()  # all tables; the expected model also has the network
+        # all tables; the expected model also has the network
+        assert rows_by_rank[0].keys() < expected.keys()
 
 
 @pytest.mark.slow
@@ -208,12 +231,16 @@ def test_ranks_with_different_recipes_are_refused(ranks: Ranks, home: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
     recipe = make_recipe(home, tmp_path / "run", sharding="row", max_steps=10)
     ranks.run(2, train, recipe)
     lost = next((last(tmp_path / "run") / "tables" / "group-1000").rglob("*.safetensors"))
     lost.unlink()
-    (message,) = ranks.refused(2, train, make_recipe(home, tmp_path / "run", sharding="row", max_steps=20), True)
+    (message,) = ranks.refused(
+        2, train, make_recipe(home, tmp_path / "run", sharding="row", max_steps=20), True
+    )
     assert message.startswith("rank 1: ")
     assert str(lost) in message
 
@@ -221,17 +248,27 @@ def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(ranks: Ranks, h
 def score(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
     with open_run(run, mesh=mesh) as trained_run:
         metrics, _ = evaluate_split(
-            trained_run.model, trained_run.dataset, "test", precision="float32", progress=SilentProgress(), mesh=mesh
+            trained_run.model,
+            trained_run.dataset,
+            "test",
+            precision="float32",
+            progress=SilentProgress(),
+            mesh=mesh,
         )
         metric_values = figures(metrics)
         bins = [value for each in metric_values.pop("reliability") for value in each.values()]
-        return {"metrics": metric_values, "bins": bins, "rows": predict(trained_run, "valid", output, SilentProgress())}
+        return {
+            "metrics": metric_values,
+            "bins": bins,
+            "rows": predict(trained_run, "valid", output, SilentProgress()),
+        }
 
 
 def test_ranks_evaluate_and_predict_like_one_process(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """One, two and three processes read the run of two ranks."""
     run = tmp_path / "run"
-    # The homes are fp32, because other codecs round rows when another layout loads them. All ranks fit the calibration.
+    # The homes are fp32, because other codecs round rows when another layout loads them. All ranks
+    # fit the calibration.
     recipe = make_recipe(home, run, {**TIERED, "precision": "fp32"}, calibration="platt")
     result = ranks.run(2, train, recipe)[0]
     expected = score(Mesh.alone(), run, tmp_path / "one.parquet")
@@ -250,10 +287,14 @@ def test_ranks_evaluate_and_predict_like_one_process(ranks: Ranks, home: Path, t
 
 @pytest.mark.slow
 def test_ranks_start_from_the_rows_of_another_run(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    """The other run has other tiers and another sharding. After two steps the model equals that of one process."""
+    """The other run has other tiers and another sharding. After two steps the model equals that of
+    one process.
+    """
     first = make_recipe(home, tmp_path / "first", TIERED, max_steps=10)
     train(Mesh.alone(), first)
-    one, many = (make_recipe(home, tmp_path / name, sharding="row", max_steps=2) for name in ("one", "many"))
+    one, many = (
+        make_recipe(home, tmp_path / name, sharding="row", max_steps=2) for name in ("one", "many")
+    )
     train(Mesh.alone(), one, earlier=tmp_path / "first")
     results = ranks.run(2, train, many, False, tmp_path / "first")
     assert results[0] == results[1]

@@ -15,13 +15,19 @@ from stratarec.errors import ConfigError
 
 def table(rows: int, name: str = "t") -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
-        name=name, num_embeddings=rows, embedding_dim=4, feature_names=(f"{name}1",), sequence_features=(f"{name}s",)
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=4,
+        feature_names=(f"{name}1",),
+        sequence_features=(f"{name}s",),
     )
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 4))
 def test_every_row_has_one_owner_and_the_ranks_have_all_rows(rows: int, shared: int, first: int) -> None:
-    sharding = Sharding([table(rows)], {"t": Place(first=first, ranks=shared, travel="rows")}, first + shared + 1)
+    sharding = Sharding(
+        [table(rows)], {"t": Place(first=first, ranks=shared, travel="rows")}, first + shared + 1
+    )
     numbers = np.arange(rows)
     owners, own = sharding.owner("t", numbers)
     for rank in range(sharding.ranks):
@@ -43,7 +49,9 @@ def test_popular_rows_are_distributed_evenly() -> None:
     assert abs(shares - 0.25).max() < 0.01
 
 
-@pytest.mark.parametrize(("places", "message"), [({"t": Place(first=3)}, "'t' ranks 3 0 2"), ({}, "table 't'")])
+@pytest.mark.parametrize(
+    ("places", "message"), [({"t": Place(first=3)}, "'t' ranks 3 0 2"), ({}, "table 't'")]
+)
 def test_invalid_places_are_refused(places: dict[str, Place], message: str) -> None:
     with refuses(ConfigError, message):
         Sharding([table(4)], places, 3)
@@ -85,7 +93,9 @@ def test_a_table_with_most_of_the_work_is_sharded_by_row() -> None:
     plan = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4)
     assert (plan.places["large"].first, plan.places["large"].ranks) == (0, 4)
     assert plan.imbalance < 1.1
-    by_table = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4, "table")
+    by_table = plan_sharding(
+        [load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4, "table"
+    )
     assert by_table.places["large"].ranks == 1
     assert by_table.imbalance > 1.5
 

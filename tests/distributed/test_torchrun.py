@@ -1,5 +1,5 @@
-"""Test runs under torchrun: they train, and if a rank is killed the others stop at once or the run resumes
-automatically.
+"""Test runs under torchrun: they train, and if a rank is killed the others stop at once or the run
+resumes automatically.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def start_torchrun(
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=recipe.parent
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=recipe.parent,
     )
     try:
         yield process
@@ -86,7 +91,8 @@ def test_a_run_that_torchrun_restarts_matches_an_uninterrupted_run_bit_for_bit(
     for kill in range(max(KILLS // 3, 1)):
         recipe = write_recipe(home, tmp_path / f"killed-{kill}.yaml")
         run = recipe.with_suffix("")
-        # This earlier run is to be overwritten. A restart must neither resume from it nor overwrite the new run again.
+        # This earlier run is to be overwritten. A restart must neither resume from it nor overwrite
+        # the new run again.
         shutil.copytree(uninterrupted, run)
         before = set(checkpoint.list_checkpoints(run / "checkpoints"))
         with start_torchrun(recipe, "--max-restarts", "3", overwrite=True) as process:

@@ -1,5 +1,5 @@
-"""Test runs by towers: two hosts with two ranks each train the model of one process, bit for bit without tower
-modules.
+"""Test runs by towers: two hosts with two ranks each train the model of one process, bit for bit
+without tower modules.
 """
 
 from __future__ import annotations
@@ -50,18 +50,32 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_recipe(
-    home: Path, run: Path, compression: float = 2.0, memory: Any = None, kind: str = "dlrm",
-    pooling: str = "mean", distributed: Any = None, network: Any = None, **train: Any,
-) -> Recipe:  # fmt: skip
+    home: Path,
+    run: Path,
+    compression: float = 2.0,
+    memory: Any = None,
+    kind: str = "dlrm",
+    pooling: str = "mean",
+    distributed: Any = None,
+    network: Any = None,
+    **train: Any,
+) -> Recipe:
     config = make_config(home, run=str(run), **{"max_steps": 16, "eval_every": 10, **train})
     names = [feature.name for feature in Dataset.open(config["data"]["path"]).schema.sparse]
     ends = [name for name in names if name.startswith(("item", "history"))]
     others = [name for name in names if name not in ends]
     towers = {"plan": [[*ends, *others[::2]], others[1::2]], "compression": compression}
     section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}, **(network or {})}
-    given = {**config["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
+    given = (
+        {**config["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
+    )
     return Recipe.from_dict(
-        {**config, "memory": memory or {}, "model": given, "distributed": {"exchange": "sptt", **(distributed or {})}}
+        {
+            **config,
+            "memory": memory or {},
+            "model": given,
+            "distributed": {"exchange": "sptt", **(distributed or {})},
+        }
     )
 
 
@@ -106,7 +120,9 @@ def test_without_modules_the_tower_exchange_matches_the_flat_exchange_bit_for_bi
     flat, sptt = results
     assert sptt["losses"] == flat["losses"]
     assert_near(model(tmp_path / "sptt"), model(tmp_path / "flat"), 0)
-    for mine, theirs in zip([*sptt["evaluations"], sptt["test"]], [*flat["evaluations"], flat["test"]], strict=True):
+    for mine, theirs in zip(
+        [*sptt["evaluations"], sptt["test"]], [*flat["evaluations"], flat["test"]], strict=True
+    ):
         for figure in ("auc", "log_loss", "calibration_error"):
             assert mine[figure] == pytest.approx(theirs[figure], abs=1e-9), figure
 
@@ -119,8 +135,13 @@ def test_a_run_by_towers_resumes_bit_for_bit(ranks: Ranks, home: Path, tmp_path:
         memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
         for steps in parts:
             recipe = make_recipe(
-                home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps, network=REGULARIZED
-            )  # fmt: skip
+                home,
+                tmp_path / name,
+                memory=memory,
+                distributed=wires,
+                max_steps=steps,
+                network=REGULARIZED,
+            )
             results = ranks.run(4, train, recipe, steps == 16 and name == "cut", local=2, towers=2)
         runs.append(results[0])
     assert runs[0]["cached"] > 0
@@ -134,26 +155,42 @@ def is_by_towers(mesh: Mesh, recipe: Recipe) -> bool:
     return resolve(recipe, Dataset.open(recipe.data.path), mesh).mesh.between is not None
 
 
-def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
     for compression, network, exchange, expected in (
-        (1.0, "1Mbit", "auto", False), (8.0, "1Mbit", "auto", True),
+        (1.0, "1Mbit", "auto", False),
+        (8.0, "1Mbit", "auto", True),
         (8.0, "1Mbit", "flat", False),
-    ):  # fmt: skip
-        recipe = make_recipe(home, tmp_path, compression, distributed={"exchange": exchange, "network": network})
-        assert ranks.run(4, is_by_towers, recipe, local=2, towers=2) == [expected] * 4, (compression, network, exchange)
+    ):
+        recipe = make_recipe(
+            home, tmp_path, compression, distributed={"exchange": exchange, "network": network}
+        )
+        assert ranks.run(4, is_by_towers, recipe, local=2, towers=2) == [expected] * 4, (
+            compression,
+            network,
+            exchange,
+        )
 
 
 @pytest.mark.parametrize(
     ("seconds", "compression", "network", "expected"),
     [
-        ((1.0, 2.0), 1.0, "100Gbit", "flat"), ((2.0, 1.0), 1.0, "100Gbit", "sptt"),
-        ((9.0, inf), 1.0, "100Gbit", "flat"), ((1.0, inf), 8.0, "1Mbit", "sptt"),
+        ((1.0, 2.0), 1.0, "100Gbit", "flat"),
+        ((2.0, 1.0), 1.0, "100Gbit", "sptt"),
+        ((9.0, inf), 1.0, "100Gbit", "flat"),
+        ((1.0, inf), 8.0, "1Mbit", "sptt"),
     ],
-)  # fmt: skip
+)
 def test_auto_compares_measured_ranks_and_a_run_keeps_its_choice(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], compression: float,
-    network: str, expected: str,
-) -> None:  # fmt: skip
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: tuple[float, float],
+    compression: float,
+    network: str,
+    expected: str,
+) -> None:
     """If one exchange cannot be measured, only the bytes and collectives of both are compared."""
     measured = dict(zip(("flat", "sptt"), seconds, strict=True))
     monkeypatch.setattr(forecast, "rank_seconds", lambda option, *_: measured[option.distributed.exchange])
@@ -165,8 +202,15 @@ def test_auto_compares_measured_ranks_and_a_run_keeps_its_choice(
     write_recipe(tmp_path, recipe.with_fields({"distributed.exchange": other}))
     assert with_exchange(recipe, dataset, mesh).distributed.exchange == other
     # Another rate, model or batch is predicted again.
-    for field, value in (("distributed.network", f"1{network}"), ("model.top_mlp", [8]), ("train.batch_size", 60)):
-        assert with_exchange(recipe.with_fields({field: value}), dataset, mesh).distributed.exchange == expected
+    for field, value in (
+        ("distributed.network", f"1{network}"),
+        ("model.top_mlp", [8]),
+        ("train.batch_size", 60),
+    ):
+        assert (
+            with_exchange(recipe.with_fields({field: value}), dataset, mesh).distributed.exchange
+            == expected
+        )
 
 
 def test_invalid_recipes_for_the_tower_exchange_are_refused() -> None:
@@ -209,17 +253,24 @@ def train_one_step(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, A
     def collection(tables: Any) -> ShardedCollection:
         split = {"first": 0, "ranks": 2, "travel": "rows"} if sharding == "row" else {"first": 0}
         places = {name: Place(**{**split, "first": 2 * TABLES[name]}) for name in TABLES}  # type: ignore[arg-type]
-        return ShardedCollection(Sharding(tables, places, 4), mesh, optimizer=RowOptimizerConfig(kind="sgd"), seed=3)
+        return ShardedCollection(
+            Sharding(tables, places, 4), mesh, optimizer=RowOptimizerConfig(kind="sgd"), seed=3
+        )
 
     model = DisaggregatedModel(
-        build_model(config, dedup.schema(), dedup.ROWS, seed=3, collection=collection), mesh, DistributedConfig(), 3
+        build_model(config, dedup.schema(), dedup.ROWS, seed=3, collection=collection),
+        mesh,
+        DistributedConfig(),
+        3,
     )
     size = 0 if mesh.rank == 3 else 40
     mine = dedup.batch(size, seed=mesh.rank, **FORMS[mesh.rank])
     mine = (
         mine
         if size
-        else mine.replace(sparse=KeyedJagged(keys=("item",), values=torch.empty(0).long(), offsets=None, batch_size=0))
+        else mine.replace(
+            sparse=KeyedJagged(keys=("item",), values=torch.empty(0).long(), offsets=None, batch_size=0)
+        )
     )
     loss = model.lookup_zero(mine) if not size else loss_of(model(mine), mine)
     loss.backward()
@@ -244,9 +295,15 @@ def test_histories_groups_and_empty_batches_are_exchanged_between_peers(
 ) -> None:
     towers = TowersConfig(plan=(("item", "history"), ("os", "tags")), compression=2.0)
     config = DLRMConfig(
-        embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling), towers=towers
+        embedding_dim=8,
+        bottom_mlp=(8,),
+        top_mlp=(16,),
+        history=HistoryConfig(pooling=pooling),
+        towers=towers,
     )
-    reference = build_model(config, dedup.schema(), dedup.ROWS, seed=3, optimizer=RowOptimizerConfig(kind="sgd"))
+    reference = build_model(
+        config, dedup.schema(), dedup.ROWS, seed=3, optimizer=RowOptimizerConfig(kind="sgd")
+    )
     parts = [dedup.batch(seed=rank, **form).expanded(dedup.KEYS) for rank, form in enumerate(FORMS[:3])]
     loss = loss_of(reference(Batch.concatenate(parts)), Batch.concatenate(parts))
     loss.backward()
@@ -256,11 +313,16 @@ def test_histories_groups_and_empty_batches_are_exchanged_between_peers(
     assert sum(each["loss"] for each in results) == pytest.approx(loss.item(), rel=1e-5)
     for rank, each in enumerate(results):
         for name, weight in reference.network.named_parameters():
-            mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient on this rank
+            # another host's tower has no gradient on this rank
+            mine = not name.startswith(f"towers.{1 - rank // 2}")
             assert (name in each["gradients"]) == mine
             if mine:
-                np.testing.assert_allclose(each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name)
+                np.testing.assert_allclose(
+                    each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name
+                )
         for name, rows in each["rows"].items():
-            np.testing.assert_allclose(rows, reference.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                rows, reference.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6
+            )
         if rank < 3:
             np.testing.assert_allclose(each["read"], reads[rank], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,6 @@
-"""Test a home of another package: rows are trained under a cache over its store, saved, and restored."""
+"""Test a home of another package: rows are trained under a cache over its store, saved, and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_a_run_with_rows_in_a_home_of_a_package_equals_one_in_dram(tmp_path: Pat
         plan = new_plan(recipe, dataset)
         assert plan is not None
         assert any(placed.tier == "dram" for placed in plan.tables)
-        tables = tuple(placed if placed.tier == "level0" else replace(placed, tier=home) for placed in plan.tables)
+        tables = tuple(
+            placed if placed.tier == "level0" else replace(placed, tier=home) for placed in plan.tables
+        )
         trainer = Trainer(recipe, dataset, SilentProgress(), plan=replace(plan, tables=tables))
         results[home] = trainer.train()["test"]
         longer = Trainer(recipe.with_overrides(["train.max_steps=40"]), dataset, SilentProgress())

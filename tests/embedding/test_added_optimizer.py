@@ -1,4 +1,6 @@
-"""Test optimizers of another package: one of rows, which kernels compile, and one of the network."""
+"""Test optimizers of another package: one of rows, which kernels compile, and one of the
+network.
+"""
 
 from __future__ import annotations
 

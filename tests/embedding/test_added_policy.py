@@ -1,4 +1,6 @@
-"""Test an eviction policy of another package: it is compiled into the cache, predicted by the planner, and trains."""
+"""Test an eviction policy of another package: it is compiled into the cache, predicted by the
+planner, and trains.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ CHANGES = {
     "model.embedding_dim": 16,
     "train.batch_size": 32,
     "train.max_steps": 60,
-    "memory": {"precision": "int8", "lookahead": 0, "cache": {"policy": "mru", "fraction": 0.05, "ways": 8}},
+    "memory": {
+        "precision": "int8",
+        "lookahead": 0,
+        "cache": {"policy": "mru", "fraction": 0.05, "ways": 8},
+    },
 }
 
 

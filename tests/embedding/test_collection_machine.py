@@ -1,4 +1,6 @@
-"""Test that a tiered collection has the rows of the same tables in memory after any sequence of operations."""
+"""Test that a tiered collection has the rows of the same tables in memory after any sequence of
+operations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from torch import Tensor
 
 from store_conformance import FailingStore, make_failing
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, StagedBatch, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    Embeddings,
+    Prefetcher,
+    StagedBatch,
+    TieredEmbeddingBagCollection,
+)
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, TrainingError
@@ -26,11 +34,18 @@ from stratarec.errors import StorageError, TrainingError
 ROWS = {"item": 300, "user": 200, "page": 20}
 KEYS = ("page", "history", "user", "item")
 TABLES = (
-    EmbeddingBagConfig(name="item", num_embeddings=300, embedding_dim=4, feature_names=("item",),
-                       sequence_features=("history",)),
-    EmbeddingBagConfig(name="user", num_embeddings=200, embedding_dim=4, feature_names=("user",), pooling="mean"),
+    EmbeddingBagConfig(
+        name="item",
+        num_embeddings=300,
+        embedding_dim=4,
+        feature_names=("item",),
+        sequence_features=("history",),
+    ),
+    EmbeddingBagConfig(
+        name="user", num_embeddings=200, embedding_dim=4, feature_names=("user",), pooling="mean"
+    ),
     EmbeddingBagConfig(name="page", num_embeddings=20, embedding_dim=4, feature_names=("page",)),
-)  # fmt: skip
+)
 BATCH = 6
 
 
@@ -40,7 +55,8 @@ def batch(seed: int) -> KeyedJagged:
     lengths = generator.integers(0, 3, (len(KEYS), BATCH))
     limits = [ROWS["item" if key == "history" else key] for key in KEYS]
     ids = [
-        np.minimum(generator.zipf(1.3, int(lengths[place].sum())) - 1, limit - 1) for place, limit in enumerate(limits)
+        np.minimum(generator.zipf(1.3, int(lengths[place].sum())) - 1, limit - 1)
+        for place, limit in enumerate(limits)
     ]
     return KeyedJagged(
         keys=KEYS,
@@ -94,9 +110,12 @@ class CollectionMachine(RuleBasedStateMachine):
         }
         path = self.folder / f"rows-{self.made}"
         tiers = TierConfig(
-            tables=tables, policy=draw(st.sampled_from(["lru", "rank"])), ways=8,
-            mapped_path=path, log_path=path,
-        )  # fmt: skip
+            tables=tables,
+            policy=draw(st.sampled_from(["lru", "rank"])),
+            ways=8,
+            mapped_path=path,
+            log_path=path,
+        )
         self.module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
         self.stores: list[FailingStore] = []
         for group in self.module.engine.tables:
@@ -164,7 +183,12 @@ class CollectionMachine(RuleBasedStateMachine):
         self.handles.pop(0)[0].release()
 
     @precondition(lambda self: self.open() and not self.handles and not self.losses)
-    @rule(seed=st.integers(0, 10**6), depth=st.integers(0, 3), count=st.integers(1, 6), leave=st.integers(1, 6))
+    @rule(
+        seed=st.integers(0, 10**6),
+        depth=st.integers(0, 3),
+        count=st.integers(1, 6),
+        leave=st.integers(1, 6),
+    )
     def train_ahead(self, seed: int, depth: int, count: int, leave: int) -> None:
         source = iter([batch(seed + place) for place in range(count)])
         with Prefetcher(self.module.engine, source, lambda features, _: features, depth=depth) as ahead:
@@ -246,7 +270,8 @@ class CollectionMachine(RuleBasedStateMachine):
     def close(self) -> None:
         if self.saved:
             self.module.close()
-            self.handles, self.losses = [], []
+            self.handles = []
+            self.losses = []
 
     @invariant()
     def rows_are_those_in_memory(self) -> None:
@@ -254,15 +279,20 @@ class CollectionMachine(RuleBasedStateMachine):
             assert_same(rows_of(self.plain), rows_of(self.module))
 
     def teardown(self) -> None:
-        self.handles, self.losses = [], []
+        self.handles = []
+        self.losses = []
         if hasattr(self, "module"):
             self.module.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# Hypothesis does not shrink failures here because shrinking takes minutes; a failure prints its steps.
+# Hypothesis does not shrink failures here because shrinking takes minutes; a failure prints its
+# steps.
 CollectionMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=25,
+    stateful_step_count=40,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 TestCollection = CollectionMachine.TestCase
 
@@ -275,9 +305,10 @@ def test_collections_on_different_threads_are_independent(tmp_path: Path) -> Non
 
     def train(number: int) -> None:
         tiers = TierConfig(
-            tables={"item": TableTier(home="log" if number % 2 else "dram", cache_rows=64)}, ways=4,
+            tables={"item": TableTier(home="log" if number % 2 else "dram", cache_rows=64)},
+            ways=4,
             log_path=tmp_path / str(number),
-        )  # fmt: skip
+        )
         module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
         source = iter([batch(seed) for seed in range(60)])
         with Prefetcher(module.engine, source, lambda features, _: features, depth=number) as ahead:

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection, compilation
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    RowOptimizerConfig,
+    TieredEmbeddingBagCollection,
+    compilation,
+)
 from stratarec.kernels.simd.vector import blocks
 from stratarec.kernels.update.cpu import kernels
 
@@ -26,11 +31,15 @@ def test_updates_call_the_selected_kernel_variant(optimizer: RowOptimizerConfig)
     table = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=("f",))
     collection = TieredEmbeddingBagCollection([table], optimizer=optimizer)
     ids = torch.tensor([3, 1, 3], dtype=torch.int32)
-    collection(KeyedJagged(keys=("f",), values=ids, offsets=torch.arange(4), batch_size=3)).pooled.sum().backward()
+    collection(
+        KeyedJagged(keys=("f",), values=ids, offsets=torch.arange(4), batch_size=3)
+    ).pooled.sum().backward()
     assert kernel.signatures == compiled
 
 
-def test_child_process_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_process_compiles_until_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def use(width: int, optimizer: RowOptimizerConfig) -> None:
         (tmp_path / f"{width} {os.getpid() == parent}").touch()
         raise OSError  # an error in the child process ends only the child
@@ -46,7 +55,9 @@ def test_child_process_compiles_until_it_is_waited_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("compiled", "cores"), [(True, 2), (False, 1)])
-def test_no_child_process_is_forked_without_need(monkeypatch: pytest.MonkeyPatch, compiled: bool, cores: int) -> None:
+def test_no_child_process_is_forked_without_need(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, cores: int
+) -> None:
     def fork() -> Any:
         raise AssertionError
 

@@ -1,4 +1,6 @@
-"""Test slots in GPU memory, with interpreted kernels on CPU tensors and, if there is a GPU, on the GPU."""
+"""Test slots in GPU memory, with interpreted kernels on CPU tensors and, if there is a GPU, on the
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ FAULTS_OF_STREAMS = (
 
 
 def run_job(call: str, module: str = "device_slot_jobs") -> Any:
-    """Run a job in a child process and return the JSON that it prints; a crash is reported as its text."""
+    """Run a job in a child process and return the JSON that it prints; a crash is reported as its
+    text.
+    """
     done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport {module} as jobs\njobs.{call}")
     if done.returncode < 0:
         return "crash"
@@ -44,7 +48,9 @@ def run_job(call: str, module: str = "device_slot_jobs") -> Any:
 
 
 @pytest.mark.parametrize(
-    "numbers", [(0, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 4), (2, 5, 6)))], ids=str
+    "numbers",
+    [(0, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 4), (2, 5, 6)))],
+    ids=str,
 )
 def test_training_matches_slots_in_dram_bit_for_bit(numbers: tuple[int, ...]) -> None:
     for differing, count in run_job(f"compare({numbers!r})"):
@@ -57,7 +63,8 @@ def test_kernels_match_the_cpu_kernels_at_odd_sizes() -> None:
     assert len(differences) == 10
     longest = {name: differences.pop(name) for name in ("long runs", "long runs of bags")}
     assert set(differences.values()) == {0.0}, differences
-    # These kernels add hundreds of numbers in another order. A missing number would change the third digit.
+    # These kernels add hundreds of numbers in another order. A missing number would change the
+    # third digit.
     assert all(0 < each < 1e-6 for each in longest.values()), longest
 
 
@@ -77,13 +84,18 @@ def test_concurrent_programs_do_not_share_addresses() -> None:
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
-                "a segment ends early", "sums do not start from 0", "the last bag is left out",
-                "another order of additions", "noise of another column", "codes are clamped early", "state stays",
+                "a segment ends early",
+                "sums do not start from 0",
+                "the last bag is left out",
+                "another order of additions",
+                "noise of another column",
+                "codes are clamped early",
+                "state stays",
                 "clocks stand still",
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_a_kernel_fault_is_detected(fault: str) -> None:
     shown = run_job(f"find({fault!r})")
     assert shown
@@ -95,7 +107,8 @@ def test_a_kernel_fault_is_detected(fault: str) -> None:
     ("number", "schedules", "steps"),
     [
         (1, SCHEDULES[-2:-1], 2),
-        pytest.param(7, SCHEDULES, 9, marks=pytest.mark.slow),  # so many that each place and buffer is used again
+        # so many that each place and buffer is used again
+        pytest.param(7, SCHEDULES, 9, marks=pytest.mark.slow),
         pytest.param(2, SCHEDULES, 4, marks=pytest.mark.slow),
     ],
 )
@@ -106,9 +119,14 @@ def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...], st
 
 @pytest.mark.parametrize(
     ("names", "schedules"),
-    [(("adam",), SCHEDULES[-1:]), pytest.param(("adam", "caches over int8"), SCHEDULES, marks=pytest.mark.slow)],
+    [
+        (("adam",), SCHEDULES[-1:]),
+        pytest.param(("adam", "caches over int8"), SCHEDULES, marks=pytest.mark.slow),
+    ],
 )
-def test_a_step_sends_one_buffer_and_waits_for_nothing(names: tuple[str, ...], schedules: tuple[str, ...]) -> None:
+def test_a_step_sends_one_buffer_and_waits_for_nothing(
+    names: tuple[str, ...], schedules: tuple[str, ...]
+) -> None:
     """A whole step, with the network on the lazy device, and batches that are staged ahead."""
     for number, (same, batches, others, later, waits) in enumerate(
         run_job(f"step({names!r}, {schedules!r})", "lazy_rows")
@@ -116,14 +134,16 @@ def test_a_step_sends_one_buffer_and_waits_for_nothing(names: tuple[str, ...], s
         assert same
         assert batches == 6
         if names[number % len(names)] == "adam":
-            # The features of the tables, once; later the numbers of batches that were staged with another rate.
+            # The features of the tables, once; later the numbers of batches that were staged with
+            # another rate.
             assert others == 1
             assert 1 <= later <= 3
             assert waits == []
 
 
 @pytest.mark.slow
-# Six steps show places that are reused too early only if threads are slow; the next test has enough steps.
+# Six steps show places that are reused too early only if threads are slow; the next test has enough
+# steps.
 @pytest.mark.parametrize("fault", sorted({*FAULTS_OF_STREAMS} - {"places are reused too early"}))
 def test_a_missing_wait_is_detected_in_a_step(fault: str) -> None:
     assert run_job(f"step(('adam', 'caches over int8'), {SCHEDULES!r}, {fault!r})", "lazy_rows")
@@ -172,7 +192,9 @@ def test_checkpoints_move_between_homes_on_the_cpu_and_on_a_gpu(numbers: tuple[i
     *results, (foreign, _) = run_job(f"crossing({numbers!r})")
     assert all(same for _, same in results)
     # Other slots, or a log: rows are transferred one by one.
-    assert [number for number, (said, _) in zip(numbers, results, strict=True) if said] == [*({1, 3} & set(numbers))]
+    assert [number for number, (said, _) in zip(numbers, results, strict=True) if said] == [
+        *({1, 3} & set(numbers))
+    ]
     assert not missing("groups.1.home 'pages' layout checkpoint", foreign)
     assert "\n" not in foreign
 
@@ -193,7 +215,9 @@ def test_ids_or_network_on_another_device_are_refused() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     with refuses(ConfigError, "meta CPU"):
-        TieredEmbeddingBagCollection([table])(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2))
+        TieredEmbeddingBagCollection([table])(
+            KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2)
+        )
     level0 = Level0.__new__(Level0)
     level0.device = torch.device("cuda", 0)
     elsewhere = DeviceTransfers.__new__(DeviceTransfers)

@@ -1,5 +1,5 @@
-"""Test the state after failures: every row is unchanged or the collection refuses to run, and checkpoints stay
-complete.
+"""Test the state after failures: every row is unchanged or the collection refuses to run, and
+checkpoints stay complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ ROWS, BATCH = 5000, 60
 
 
 def configs() -> list[EmbeddingBagConfig]:
-    return [EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"]
+    return [
+        EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,))
+        for name in "ab"
+    ]
 
 
 def collection(
@@ -38,7 +41,9 @@ def collection(
     tier = TableTier(home=home or "dram", codec=CodecConfig(kind=kind), cache_rows=200)
     tables = {"a": tier, "b": tier} if home else {}
     tiers = TierConfig(**{"tables": tables, "ways": 8, "mapped_path": path, "log_path": path, **options})
-    return TieredEmbeddingBagCollection(configs(), optimizer=RowOptimizerConfig(learning_rate=0.1), tiers=tiers)
+    return TieredEmbeddingBagCollection(
+        configs(), optimizer=RowOptimizerConfig(learning_rate=0.1), tiers=tiers
+    )
 
 
 def batch(number: int) -> KeyedJagged:
@@ -101,7 +106,9 @@ def test_a_storage_error_while_rows_move_changes_no_row(
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
-def test_an_interrupt_while_rows_move_blocks_the_tables_until_they_are_loaded(tmp_path: Path, operation: str) -> None:
+def test_an_interrupt_while_rows_move_blocks_the_tables_until_they_are_loaded(
+    tmp_path: Path, operation: str
+) -> None:
     plain, module = collection(None), collection()
     store = make_failing(cached(module))
     for number in range(20):
@@ -131,7 +138,9 @@ def test_an_interrupt_while_rows_move_blocks_the_tables_until_they_are_loaded(tm
 
 
 def swap_failing(tables: CachedTables, error: BaseException, *, after: bool) -> None:
-    """Make the next swap of slots and records raise `error`, before or after it has moved the rows."""
+    """Make the next swap of slots and records raise `error`, before or after it has moved the
+    rows.
+    """
     memory = tables.memory
     swap = memory.swap
 
@@ -157,8 +166,11 @@ ERRORS: dict[str, BaseException] = {
 def test_any_error_in_addressable_homes_keeps_rows_right_or_blocks_the_tables(
     tmp_path: Path, error: str, home: HomeKind
 ) -> None:
-    """After an error the tables match tables without errors bit for bit, or refuse to run until they are loaded."""
-    # With few ways and small caches rows leave the overflow area. This is the only move that calls the store.
+    """After an error the tables match tables without errors bit for bit, or refuse to run until
+    they are loaded.
+    """
+    # With few ways and small caches rows leave the overflow area. This is the only move that calls
+    # the store.
     plain, module = collection(None), collection(home, tmp_path / "home", ways=2)
     tables, caught, refused = cached(module), ERRORS[error], 0
     store = make_failing_array(tables)
@@ -180,7 +192,11 @@ def test_any_error_in_addressable_homes_keeps_rows_right_or_blocks_the_tables(
             tables.memory.__dict__.pop("swap", None)
             if module.engine.health.state == "failed":
                 refused += 1
-                for action in (lambda: module(batch(0)), lambda: module.save(tmp_path / "no"), lambda: rows_of(module)):
+                for action in (
+                    lambda: module(batch(0)),
+                    lambda: module.save(tmp_path / "no"),
+                    lambda: rows_of(module),
+                ):
                     with refuses(TrainingError, "incomplete"):
                         action()
                 module.load(tmp_path / f"step-{number - number % 6}", manifest)
@@ -207,9 +223,11 @@ def mixed(path: Path) -> TieredEmbeddingBagCollection:
         optimizer=RowOptimizerConfig(learning_rate=0.1),
         tiers=TierConfig(
             tables={name: TableTier(home=home, cache_rows=200) for name, home in homes.items()},
-            ways=8, mapped_path=path, log_path=path,
+            ways=8,
+            mapped_path=path,
+            log_path=path,
         ),
-    )  # fmt: skip
+    )
 
 
 def mixed_step(module: TieredEmbeddingBagCollection, number: int) -> None:
@@ -283,7 +301,9 @@ def reading(module: TieredEmbeddingBagCollection, features: KeyedJagged) -> Tens
 
 @pytest.mark.parametrize("home", ["dram", "log"])
 def test_a_row_that_its_codec_cannot_represent_ends_training(tmp_path: Path, home: HomeKind) -> None:
-    """In addressable homes the evicted row has already been swapped with the new one when the error is detected."""
+    """In addressable homes the evicted row has already been swapped with the new one when the error
+    is detected.
+    """
     module = collection(home, tmp_path, "fp16")
     module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
     with refuses(TrainingError, "fp16"):
@@ -333,7 +353,9 @@ def test_a_table_with_more_rows_than_tags_is_refused_before_allocation(tmp_path:
 
 @pytest.mark.parametrize("policy", ["lru", "rank"])
 @pytest.mark.parametrize("home", ["dram", "log"])
-def test_successive_checkpoints_each_restore_and_continue_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
+def test_successive_checkpoints_each_restore_and_continue_bitwise(
+    tmp_path: Path, policy: str, home: HomeKind
+) -> None:
     """int8 rounds evicted rows, so tags, stamps and noise must all equal those of the saved run."""
     uninterrupted = collection(home, tmp_path / "whole", "int8", policy=policy)
     previous, manifests = None, []
@@ -359,14 +381,19 @@ def test_a_checkpoint_loads_under_another_policy_with_every_row_in_its_slot(tmp_
     again = collection(codec="int8", policy="rank")
     assert again.load(tmp_path / "saved", module.save(tmp_path / "saved")) == ""
     assert_same(module, again)
-    slots, directories = np.arange(cached(module).directory.slots), [cached(each).directory for each in (module, again)]
+    slots, directories = (
+        np.arange(cached(module).directory.slots),
+        [cached(each).directory for each in (module, again)],
+    )
     np.testing.assert_array_equal(*(directory.rows_in(slots) for directory in directories))
     np.testing.assert_array_equal(*(directory.stamps_in(slots) for directory in directories))
 
 
 @pytest.mark.parametrize("ways", [2, 8])
 def test_any_checkpoint_of_a_chain_loads_under_other_tiers(tmp_path: Path, ways: int) -> None:
-    """Rows change slots between checkpoints, so an older file can hold a row that a newer one has in another slot."""
+    """Rows change slots between checkpoints, so an older file can hold a row that a newer one has
+    in another slot.
+    """
     plain, module, previous, overflowed = collection(None), collection(ways=ways), None, False
     for number in range(80):
         step(plain, number)
@@ -387,7 +414,9 @@ def test_any_checkpoint_of_a_chain_loads_under_other_tiers(tmp_path: Path, ways:
 
 
 def test_an_emptied_slot_is_empty_in_the_next_checkpoint(tmp_path: Path) -> None:
-    """A row leaves the overflow area, is trained in another slot and is evicted. The old slot must not restore it."""
+    """A row leaves the overflow area, is trained in another slot and is evicted. The old slot must
+    not restore it.
+    """
 
     def small_collection() -> TieredEmbeddingBagCollection:
         table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=4, feature_names=("f",))
@@ -442,7 +471,9 @@ def test_changes_by_a_batch_in_flight_are_in_the_next_checkpoint(tmp_path: Path)
 
 
 def test_stamps_restart_and_noise_counters_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stamps have 32 bits and wrap around. The counter that determines the noise must never repeat."""
+    """Stamps have 32 bits and wrap around. The counter that determines the noise must never
+    repeat.
+    """
     monkeypatch.setattr(engine_module, "_LAST_STAMP", 20)
     monkeypatch.setattr(engine_module, "_SHIFT", 10)
     plain, module, previous = collection(None), collection(), None

@@ -1,5 +1,5 @@
-"""Test growing tables: old rows keep their values, new rows equal those of a table that was always this large, and only
-trained rows are written.
+"""Test growing tables: old rows keep their values, new rows equal those of a table that was always
+this large, and only trained rows are written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ SMALL, LARGE = {"a": 300, "b": 20_000}, {"a": 450, "b": 26_000}
 def make_collection(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig | None) -> Any:
     tables = [
         EmbeddingBagConfig(
-            name=name, num_embeddings=size, embedding_dim=WIDTH, feature_names=(f"f-{name}",), initial=SMALL[name]**-0.5
+            name=name,
+            num_embeddings=size,
+            embedding_dim=WIDTH,
+            feature_names=(f"f-{name}",),
+            initial=SMALL[name] ** -0.5,
         )
         for name, size in rows.items()
-    ]  # fmt: skip
+    ]
     return TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
 
 
@@ -79,7 +83,8 @@ def test_a_grown_table_matches_a_table_of_the_final_size_bit_for_bit(name: str, 
         grown.close()
     for other in results[1:]:
         assert all(torch.equal(value, other[key]) for key, value in results[0].items())
-    if not optimizer.clocked:  # clocked optimizers restart their step count, and new rows have missed no steps
+    # clocked optimizers restart their step count, and new rows have missed no steps
+    if not optimizer.clocked:
         large = make_collection(LARGE, optimizer, None)
         untouched = values(large)
         for key, value in results[0].items():

@@ -1,5 +1,5 @@
-"""Test that a staged batch is used once and in order while its collection is open, and that any other use is an error
-and never hangs.
+"""Test that a staged batch is used once and in order while its collection is open, and that any
+other use is an error and never hangs.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ def test_loading_invalidates_handles(tmp_path) -> None:
 def test_invalid_jagged_batches_are_refused(change: dict[str, Any], message: str, training: bool) -> None:
     module = collection()
     good: dict[str, Any] = {
-        "keys": ("a", "b"), "values": torch.arange(4), "offsets": torch.arange(5), "batch_size": 2,
-    }  # fmt: skip
+        "keys": ("a", "b"),
+        "values": torch.arange(4),
+        "offsets": torch.arange(5),
+        "batch_size": 2,
+    }
     features = KeyedJagged(**{**good, **change})
     before = rows_of(module)
     with torch.set_grad_enabled(training), refuses(ConfigError, message):

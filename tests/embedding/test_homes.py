@@ -27,15 +27,23 @@ def ssd_stores_of(module: TieredEmbeddingBagCollection) -> list[SsdRecords]:
 def test_locations_of_a_billion_rows_take_the_planned_memory(tmp_path: Path) -> None:
     rows, codec, optimizer = 10**9, CodecConfig(kind="int8"), RowOptimizerConfig(kind="sgd")
     configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=(name,)) for name in "abcd"
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=(name,))
+        for name in "abcd"
     ]
     tiers = TierConfig(
-        tables={name: TableTier(home="log", codec=codec, cache_rows=64) for name in "abcd"}, ways=4, log_path=tmp_path
+        tables={name: TableTier(home="log", codec=codec, cache_rows=64) for name in "abcd"},
+        ways=4,
+        log_path=tmp_path,
     )
     module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
     shape = RowShape.of(16, optimizer)
     planned = cached_bytes(
-        shape, rows, home="log", codec=codec, slots=64, traffic=BatchDemand(lookups=0, distinct=0, batches=1)
+        shape,
+        rows,
+        home="log",
+        codec=codec,
+        slots=64,
+        traffic=BatchDemand(lookups=0, distinct=0, batches=1),
     )["dram"]["locations"]
     actual = sum(store.rows * store.layout.location_type.itemsize for store in ssd_stores_of(module))
     assert actual == 4 * planned == 16 * 10**9
@@ -43,7 +51,8 @@ def test_locations_of_a_billion_rows_take_the_planned_memory(tmp_path: Path) -> 
 
 
 def test_logs_share_their_budget_as_planned(tmp_path: Path) -> None:
-    """Records of 2,100 bytes take a block of 4,096 each, and records of 20 bytes waste almost nothing.
+    """Records of 2,100 bytes take a block of 4,096 each, and records of 20 bytes waste almost
+    nothing.
 
     A log of 50 rows needs as much spare space as the larger ones.
     """
@@ -57,8 +66,9 @@ def test_logs_share_their_budget_as_planned(tmp_path: Path) -> None:
     planned = [size + int(DEAD_SHARE * size) + SHARED_BYTES["block"]["dead space"] for size in blocks]
     tiers = TierConfig(
         tables={table.name: TableTier(home="log", cache_rows=64) for table in configs},
-        log_path=tmp_path, log_budget_bytes=sum(planned),
-    )  # fmt: skip
+        log_path=tmp_path,
+        log_budget_bytes=sum(planned),
+    )
     optimizer = RowOptimizerConfig(kind="sgd")
     module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
     given = [store.config.budget_bytes for store in ssd_stores_of(module)]

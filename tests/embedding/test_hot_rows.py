@@ -47,7 +47,9 @@ def test_weights_and_state_match_tables_in_memory(tmp_path: Path, kind: str) -> 
         plain.tables.close()
 
 
-@pytest.mark.parametrize(("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})])
+@pytest.mark.parametrize(
+    ("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})]
+)
 def test_a_checkpoint_resumes_bit_for_bit_under_any_hot_rows(tmp_path: Path, before, after) -> None:
     data = batches(STEPS)
 

@@ -1,4 +1,6 @@
-"""Compare the embedding collection with the plain reference: lookups bit for bit, updates within float32 rounding."""
+"""Compare the embedding collection with the plain reference: lookups bit for bit, updates within
+float32 rounding.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from torch import Tensor
 
 from errors import refuses
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    RowOptimizerConfig,
+    ScheduleConfig,
+    TieredEmbeddingBagCollection,
+)
 from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import ConfigError
 from stratarec.kernels.pooling import reference as pooling
@@ -24,7 +31,9 @@ from stratarec.kernels.update import reference as update
 KINDS = tuple(ROW_OPTIMIZERS)
 
 
-def jagged(draws: np.random.Generator, rows: int, batch: int, longest: int, dtype: torch.dtype) -> JaggedTensor:
+def jagged(
+    draws: np.random.Generator, rows: int, batch: int, longest: int, dtype: torch.dtype
+) -> JaggedTensor:
     lengths = torch.from_numpy(draws.integers(0, longest + 1, batch))
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     ids = (rows * draws.random(int(offsets[-1])) ** 3).astype(np.int64)
@@ -34,18 +43,27 @@ def jagged(draws: np.random.Generator, rows: int, batch: int, longest: int, dtyp
 def collection(
     width: int, kind: Any = "rowwise_adagrad", weight_decay: float = 0.0, decay: Any = "l2"
 ) -> TieredEmbeddingBagCollection:
-    """Create two tables of one width and one of width 5. One table is shared by two features and one feature is also a
-    sequence.
+    """Create two tables of one width and one of width 5. One table is shared by two features and
+    one feature is also a sequence.
 
-    Kernels are compiled for each width and each kind of batch, so tests of other kinds of batches use width 5.
+    Kernels are compiled for each width and each kind of batch, so tests of other kinds of batches
+    use width 5.
     """
     return TieredEmbeddingBagCollection(
         [
             EmbeddingBagConfig(
-                name="a", num_embeddings=50, embedding_dim=width, feature_names=("a1", "a2"), sequence_features=("as",)
+                name="a",
+                num_embeddings=50,
+                embedding_dim=width,
+                feature_names=("a1", "a2"),
+                sequence_features=("as",),
             ),
-            EmbeddingBagConfig(name="b", num_embeddings=1, embedding_dim=width, feature_names=("b1",), pooling="mean"),
-            EmbeddingBagConfig(name="c", num_embeddings=9, embedding_dim=5, feature_names=("c1",), pooling="mean"),
+            EmbeddingBagConfig(
+                name="b", num_embeddings=1, embedding_dim=width, feature_names=("b1",), pooling="mean"
+            ),
+            EmbeddingBagConfig(
+                name="c", num_embeddings=9, embedding_dim=5, feature_names=("c1",), pooling="mean"
+            ),
         ],
         optimizer=RowOptimizerConfig(kind=kind, learning_rate=0.1, weight_decay=weight_decay, decay=decay),
         seed=4,
@@ -56,7 +74,9 @@ SIZES = {"c1": 9, "a1": 50, "as": 50, "b1": 1, "a2": 50}  # not the order of the
 
 
 def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.int64) -> KeyedJagged:
-    return KeyedJagged.from_features({key: jagged(draws, rows, batch, 4, dtype) for key, rows in SIZES.items()})
+    return KeyedJagged.from_features(
+        {key: jagged(draws, rows, batch, 4, dtype) for key, rows in SIZES.items()}
+    )
 
 
 @pytest.mark.interpreted
@@ -104,7 +124,11 @@ def test_single_ids_behind_the_filled_bags_are_not_looked_up() -> None:
         filled_bags = tuple(size if key in module.engine.sequence_keys else filled for key in keys)
         actual = module(
             KeyedJagged(
-                keys=keys, values=torch.from_numpy(cut.reshape(-1)), offsets=None, batch_size=size, filled=filled_bags
+                keys=keys,
+                values=torch.from_numpy(cut.reshape(-1)),
+                offsets=None,
+                batch_size=size,
+                filled=filled_bags,
             )
         )
     assert torch.equal(actual.pooled[:filled].view(torch.int32), expected.pooled[:filled].view(torch.int32))
@@ -121,19 +145,27 @@ def test_lookups_match_the_reference_bit_for_bit(seed: int, width: int, batch: i
         part = features[key]
         expected = pooling.pool(module.table(table)["weight"], part.values, part.offsets, None, mean)
         assert torch.equal(actual[key], expected)
-    assert torch.equal(actual.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()])
+    assert torch.equal(
+        actual.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()]
+    )
     assert torch.equal(actual.sequences["as"].offsets, features["as"].offsets)
 
 
 @pytest.mark.interpreted
 def test_weights_scale_lookups_and_receive_gradients() -> None:
     module = TieredEmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=5, feature_names=("x",), pooling="mean")],
+        [
+            EmbeddingBagConfig(
+                name="t", num_embeddings=20, embedding_dim=5, feature_names=("x",), pooling="mean"
+            )
+        ],
         optimizer=RowOptimizerConfig(learning_rate=0.0),
     )
     part = jagged(np.random.default_rng(0), 20, 12, 4, torch.int64)
     weights = torch.rand(part.values.numel(), requires_grad=True)
-    features = KeyedJagged(keys=("x",), values=part.values, offsets=part.offsets, batch_size=12, weights=weights)
+    features = KeyedJagged(
+        keys=("x",), values=part.values, offsets=part.offsets, batch_size=12, weights=weights
+    )
     expected = pooling.pool(module.table("t")["weight"], part.values, part.offsets, weights, True)
     pooled = module(features).pooled
     assert torch.equal(pooled, expected.detach())
@@ -144,7 +176,10 @@ def test_weights_scale_lookups_and_receive_gradients() -> None:
 
 
 def reference_step(
-    module: TieredEmbeddingBagCollection, features: KeyedJagged, outputs: dict[str, Tensor], state: dict[str, Any]
+    module: TieredEmbeddingBagCollection,
+    features: KeyedJagged,
+    outputs: dict[str, Tensor],
+    state: dict[str, Any],
 ) -> None:
     """Update plain copies of the tables, one lookup at a time."""
     rule = module.engine.optimizer.rule(state["step"])
@@ -173,7 +208,9 @@ def test_weights_of_sequences_get_no_gradient() -> None:
     weights = torch.rand(3, requires_grad=True)
     offsets = torch.tensor([0, 2, 3])
     result = module(
-        KeyedJagged(keys=("x",), values=torch.tensor([1, 4, 4]), offsets=offsets, batch_size=2, weights=weights)
+        KeyedJagged(
+            keys=("x",), values=torch.tensor([1, 4, 4]), offsets=offsets, batch_size=2, weights=weights
+        )
     )
     result.sequences["x"].values.sum().backward()
     assert weights.grad is not None
@@ -205,7 +242,8 @@ def test_int32_offsets_match_int64_offsets(weighted: bool) -> None:
 def test_updates_follow_the_reference(kind: str, decay: str, weighted: bool) -> None:
     module = collection(8, kind, 0.01, decay) if decay else collection(8, kind)
     state: dict[str, Any] = {
-        table.name: {name: view.clone() for name, view in module.table(table.name).items()} for table in module.tables
+        table.name: {name: view.clone() for name, view in module.table(table.name).items()}
+        for table in module.tables
     }
     state["step"] = 0
     draws = np.random.default_rng(1)
@@ -258,11 +296,17 @@ def test_errors_for_bad_batches_name_the_feature() -> None:
 
 def test_schedules_follow_the_length_of_a_run() -> None:
     cosine = ScheduleConfig(kind="cosine", warmup_steps=10, final_factor=0.1)
-    assert cosine.of_run(40) == ScheduleConfig(kind="cosine", warmup_steps=10, total_steps=40, final_factor=0.1)
+    assert cosine.of_run(40) == ScheduleConfig(
+        kind="cosine", warmup_steps=10, total_steps=40, final_factor=0.1
+    )
     fixed = ScheduleConfig(kind="cosine", warmup_steps=4, total_steps=14)
     assert fixed.of_run(99) == fixed
     assert ScheduleConfig().of_run(99) == ScheduleConfig()
-    assert [ScheduleConfig(warmup_steps=5).of_run(50).factor(step) for step in (0, 4, 49)] == [0.2, 1.0, 1.0]
+    assert [ScheduleConfig(warmup_steps=5).of_run(50).factor(step) for step in (0, 4, 49)] == [
+        0.2,
+        1.0,
+        1.0,
+    ]
     with refuses(ConfigError, "total_steps 40 warmup_steps 50"):
         ScheduleConfig(kind="cosine", warmup_steps=50).of_run(40)
     with refuses(ConfigError, "schedule.total_steps 0"):

@@ -23,7 +23,7 @@ def make_collection(part: RowPart | None, tiers: TierConfig | None) -> TieredEmb
     rows = ROWS if part is None else -(-(ROWS - part.first) // part.stride)
     table = EmbeddingBagConfig(
         name="t", num_embeddings=rows, embedding_dim=WIDTH, sequence_features=("s",), part=part
-    )  # fmt: skip
+    )
     return TieredEmbeddingBagCollection([table], seed=3, tiers=tiers)
 
 
@@ -51,9 +51,13 @@ def test_a_resident_part_starts_as_its_rows_of_the_full_table(first: int) -> Non
 def test_a_cached_part_trains_and_rounds_as_its_rows_of_the_full_table(
     home: str, codec: str, first: int, tmp_path: Path
 ) -> None:
-    """Each batch fills the cache, so the part and the full table evict the same rows at the same steps."""
+    """Each batch fills the cache, so the part and the full table evict the same rows at the same
+    steps.
+    """
     full = make_collection(None, tiers_of(home, codec, tmp_path / "whole"))
-    part = make_collection(RowPart(first=first, stride=STRIDE, rows=ROWS), tiers_of(home, codec, tmp_path / "part"))
+    part = make_collection(
+        RowPart(first=first, stride=STRIDE, rows=ROWS), tiers_of(home, codec, tmp_path / "part")
+    )
     draws = torch.Generator().manual_seed(1)
     for _ in range(12):
         ids = torch.randperm(len(range(first, ROWS, STRIDE)), generator=draws)[:8]
@@ -67,7 +71,9 @@ def test_a_cached_part_trains_and_rounds_as_its_rows_of_the_full_table(
 @pytest.mark.parametrize(("initial", "bound"), [(0.0, 500**-0.5), (1e-4, 1e-4)])
 def test_first_weights_are_uniform_within_a_bound(initial: float, bound: float, tiered: bool) -> None:
     """The bound is given, or follows from the number of rows."""
-    table = EmbeddingBagConfig(name="t", num_embeddings=500, embedding_dim=4, feature_names=("f",), initial=initial)
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=500, embedding_dim=4, feature_names=("f",), initial=initial
+    )
     tiers = TierConfig(tables={"t": TableTier(cache_rows=64)}, ways=4) if tiered else None
     rows = TieredEmbeddingBagCollection([table], tiers=tiers).rows("t", 0, 500)["weight"]
     assert rows.abs().max() <= bound

@@ -1,10 +1,12 @@
-"""Fuzz test of lookahead: it never hangs, its errors are typed, and its rows equal those of a reference.
+"""Fuzz test of lookahead: it never hangs, its errors are typed, and its rows equal those of a
+reference.
 
-A case is a few collections that train at once, each on its own thread and in sessions. A session reads batches through
-a `Prefetcher`. Its store may fail, a move of rows may be interrupted, its source or its consumer may raise, and the
-consumer may leave, ask for more batches than it trained, drain the prefetcher or close the tables. After that a
-collection either continues and matches tables in memory bit for bit, or refuses to run until it is loaded and then
-matches its checkpoint bit for bit.
+A case is a few collections that train at once, each on its own thread and in sessions. A session
+reads batches through a `Prefetcher`. Its store may fail, a move of rows may be interrupted, its
+source or its consumer may raise, and the consumer may leave, ask for more batches than it trained,
+drain the prefetcher or close the tables. After that a collection either continues and matches
+tables in memory bit for bit, or refuses to run until it is loaded and then matches its checkpoint
+bit for bit.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ ROWS, BATCH, MOST_SECONDS = 600, 20, 60
 # One case takes about a second; STRATAREC_FUZZ_CASES sets how many cases run.
 CASES = int(os.environ.get("STRATAREC_FUZZ_CASES", "6"))
 TABLES = tuple(
-    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"
+    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,))
+    for name in "ab"
 )
 EVENTS = ("none", "read", "write", "interrupt", "source", "consumer", "leave", "greedy", "drain", "close")
 
@@ -91,7 +94,11 @@ class TrainedCollection:
     """A tiered collection, the same tables in memory, and the last checkpoint."""
 
     def __init__(self, folder: Path, home: Any, slots: int) -> None:
-        self.folder, self.home, self.slots, self.saves, self.made = folder, home, slots, 0, 0
+        self.folder = folder
+        self.home = home
+        self.slots = slots
+        self.saves = 0
+        self.made = 0
         self.plain = TieredEmbeddingBagCollection(TABLES)
         self.module = self.make()
         self.save()
@@ -226,7 +233,10 @@ def run_all(trained: list[TrainedCollection], sessions: list[list[Session]]) -> 
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in zip(trained, sessions, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=pair, daemon=True)
+        for pair in zip(trained, sessions, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -249,7 +259,9 @@ def test_rows_match_the_reference_after_any_event_during_lookahead(
     sessions: list[list[Session]], home: str, slots: int
 ) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        trained = [TrainedCollection(Path(folder, str(place)), home, slots) for place in range(len(sessions))]
+        trained = [
+            TrainedCollection(Path(folder, str(place)), home, slots) for place in range(len(sessions))
+        ]
         run_all(trained, sessions)
         for each in trained:
             each.module.close()

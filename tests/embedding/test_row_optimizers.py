@@ -10,7 +10,12 @@ from torch import Tensor
 
 from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.embedding import (
+    EmbeddingBagConfig,
+    RowOptimizerConfig,
+    ScheduleConfig,
+    TieredEmbeddingBagCollection,
+)
 from stratarec.embedding.collection import LookedUp
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.optimizers import ROW_OPTIMIZERS
@@ -86,7 +91,9 @@ def skewed_ids(step: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_step_of_all_rows_matches_torch_on_the_full_table(kind: str) -> None:
-    """Every step adds the gradient of ``weight_decay / 2 * sum of squares`` to every row, and the rate changes."""
+    """Every step adds the gradient of ``weight_decay / 2 * sum of squares`` to every row, and the
+    rate changes.
+    """
     module = make_collection(kind=kind, weight_decay=0.05, rows="all", schedule=WARMING)
     weight = module.table("t")["weight"].clone().requires_grad_()
     dense = DENSE[kind]([weight], lr=0.02, **({"eps": 1e-8} if kind != "sgd" else {}))
@@ -98,9 +105,13 @@ def test_a_step_of_all_rows_matches_torch_on_the_full_table(kind: str) -> None:
         torch.testing.assert_close(actual, weight[skewed_ids(step)].detach(), rtol=1e-5, atol=2e-6)
         (actual - targets(step, 6)).square().sum().backward()
         dense.zero_grad()
-        ((weight[skewed_ids(step)] - targets(step, 6)).square().sum() + 0.05 / 2 * weight.square().sum()).backward()
+        (
+            (weight[skewed_ids(step)] - targets(step, 6)).square().sum() + 0.05 / 2 * weight.square().sum()
+        ).backward()
         dense.step()
-        assert module.learning_rate == pytest.approx(0.02 * WARMING.factor(step + 1) * (0.3 if step >= 30 else 1))
+        assert module.learning_rate == pytest.approx(
+            0.02 * WARMING.factor(step + 1) * (0.3 if step >= 30 else 1)
+        )
     actual = module.table("t")
     assert (actual["clock"] == STEPS).all()
     torch.testing.assert_close(actual["weight"], weight.detach(), rtol=2e-5, atol=5e-6)
@@ -127,8 +138,8 @@ def test_reading_rows_between_steps_changes_no_bit(kind: str, decay: str) -> Non
 
 
 def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
-    """With two lookups before two backward passes, the second gradient belongs to rows that the first step did not
-    change yet.
+    """With two lookups before two backward passes, the second gradient belongs to rows that the
+    first step did not change yet.
     """
     module = make_collection(kind="sgd", weight_decay=0.5, rows="all")
     start = module.table("t")["weight"].clone()
@@ -163,9 +174,13 @@ SEQUENCES = KeyedJagged(
 
 def with_sequence(pooling: Any, **optimizer: Any) -> TieredEmbeddingBagCollection:
     table = EmbeddingBagConfig(
-        name="t", num_embeddings=ROWS, embedding_dim=WIDTH, feature_names=("x",), sequence_features=("s",),
+        name="t",
+        num_embeddings=ROWS,
+        embedding_dim=WIDTH,
+        feature_names=("x",),
+        sequence_features=("s",),
         pooling=pooling,
-    )  # fmt: skip
+    )
     return TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(**optimizer), seed=1)
 
 
@@ -199,7 +214,9 @@ def test_gradients_have_a_norm_and_are_applied_scaled(mean: bool) -> None:
     assert isinstance(engine, Engine)
     rows = LookedUp(engine, engine.stage(SEQUENCES))
     output = module(rows)
-    ((output.pooled * targets(0, 4)).sum() + (output.sequences["s"].values * targets(1, 3)).sum()).backward()
+    (
+        (output.pooled * targets(0, 4)).sum() + (output.sequences["s"].values * targets(1, 3)).sum()
+    ).backward()
     assert torch.equal(module.table("t")["weight"], start)
     norm = engine.gradient_norm(rows.handle, rows.gradients)
     assert norm == pytest.approx(float(weight.grad.norm()), rel=1e-6)

@@ -1,5 +1,5 @@
-"""Test that rows of level 0 are accessed only through `SlotMemory`, and that nothing depends on more than its interface
-guarantees.
+"""Test that rows of level 0 are accessed only through `SlotMemory`, and that nothing depends on
+more than its interface guarantees.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BYPASSES = {
     "a kernel gets the slots": (
         "from stratarec.kernels import pooling\n"
         "import stratarec.embedding.tables.base as base\n"
-        "def peek(self, it, out):\n    return pooling.pool(self.memory._rows.weights, it.layout, it.bags, out)\n"
-        "base.TableGroup.pool = peek\n"
+        "def peek(self, it, out):\n    return pooling.pool(self.memory._rows.weights, it.layout, it.bags, "
+        "out)\nbase.TableGroup.pool = peek\n"
     ),
 }
 

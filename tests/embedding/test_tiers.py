@@ -1,4 +1,6 @@
-"""Test tables with a cache. With float32 homes they match tables in memory bit for bit, for any cache and lookahead."""
+"""Test tables with a cache. With float32 homes they match tables in memory bit for bit, for any
+cache and lookahead.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,29 @@ from stratarec.errors import ConfigError
 STEPS = 100
 ROWS = {"item": 20_000, "user": 20_000}
 TABLES = (
-    EmbeddingBagConfig(name="item", num_embeddings=ROWS["item"], embedding_dim=8, feature_names=("item",),
-                       sequence_features=("history",)),
-    EmbeddingBagConfig(name="user", num_embeddings=ROWS["user"], embedding_dim=8,
-                       feature_names=("user", "friend"), pooling="mean"),
+    EmbeddingBagConfig(
+        name="item",
+        num_embeddings=ROWS["item"],
+        embedding_dim=8,
+        feature_names=("item",),
+        sequence_features=("history",),
+    ),
+    EmbeddingBagConfig(
+        name="user",
+        num_embeddings=ROWS["user"],
+        embedding_dim=8,
+        feature_names=("user", "friend"),
+        pooling="mean",
+    ),
     EmbeddingBagConfig(name="page", num_embeddings=40, embedding_dim=8, feature_names=("page",)),
-)  # fmt: skip
-KEYS = {"item": ROWS["item"], "user": ROWS["user"], "friend": ROWS["user"], "page": 40, "history": ROWS["item"]}
+)
+KEYS = {
+    "item": ROWS["item"],
+    "user": ROWS["user"],
+    "friend": ROWS["user"],
+    "page": 40,
+    "history": ROWS["item"],
+}
 SAMPLES = 24
 
 
@@ -57,11 +75,16 @@ def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
     return results
 
 
-def tiers(share: float, codec: CodecConfig | None = None, home: HomeKind = "dram", **options: object) -> TierConfig:
+def tiers(
+    share: float, codec: CodecConfig | None = None, home: HomeKind = "dram", **options: object
+) -> TierConfig:
     frequent = 0.2 if home == "log" else 0.0
     tables = {
         name: TableTier(
-            home=home, codec=codec or CodecConfig(), cache_rows=int(size * share), dram_rows=int(size * frequent)
+            home=home,
+            codec=codec or CodecConfig(),
+            cache_rows=int(size * share),
+            dram_rows=int(size * frequent),
         )
         for name, size in ROWS.items()
     }
@@ -139,7 +162,11 @@ HOMES, SHARES, LOOKAHEADS = ("dram", "mapped", "log"), (0.01, 0.03, 1.0), (0, 1,
 # Each combination of home, cache share and lookahead.
 @pytest.mark.parametrize(
     ("home", "share", "lookahead"),
-    [(HOMES[(i + j) % 3], share, ahead) for i, share in enumerate(SHARES) for j, ahead in enumerate(LOOKAHEADS)],
+    [
+        (HOMES[(i + j) % 3], share, ahead)
+        for i, share in enumerate(SHARES)
+        for j, ahead in enumerate(LOOKAHEADS)
+    ],
 )
 def test_cached_tables_match_tables_in_memory_bit_for_bit(in_memory, tmp_path, home, share, lookahead):
     model = Model(tiers(share, home=home, mapped_path=tmp_path, log_path=tmp_path), "rowwise_adagrad")
@@ -147,7 +174,9 @@ def test_cached_tables_match_tables_in_memory_bit_for_bit(in_memory, tmp_path, h
     assert_same(in_memory["rowwise_adagrad"], all_rows(model))
     model.tables.close()
     moved = [tables.traffic for tables in cached_tables(model)]
-    assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
+    assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), (
+        "nothing was evicted: no test of eviction"
+    )
 
 
 def test_a_bad_id_in_one_table_changes_no_row(in_memory):

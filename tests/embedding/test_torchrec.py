@@ -60,8 +60,13 @@ class TorchRecBagConfig(EmbeddingConfig):
 class KeyedJaggedTensor:
     """The methods that the conversion calls, as TorchRec documents them."""
 
-    def __init__(self, keys: list[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> None:
-        self._keys, self._values, self._offsets, self._weights = keys, values, offsets, weights
+    def __init__(
+        self, keys: list[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
+    ) -> None:
+        self._keys = keys
+        self._values = values
+        self._offsets = offsets
+        self._weights = weights
 
     def keys(self) -> list[str]:
         return self._keys
@@ -86,8 +91,10 @@ class KeyedJaggedTensor:
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     if torchrec is None:
         module: Any = ModuleType("torchrec")
-        module.PoolingType, module.EmbeddingConfig = PoolingType, EmbeddingConfig
-        module.EmbeddingBagConfig, module.KeyedJaggedTensor = TorchRecBagConfig, KeyedJaggedTensor
+        module.PoolingType = PoolingType
+        module.EmbeddingConfig = EmbeddingConfig
+        module.EmbeddingBagConfig = TorchRecBagConfig
+        module.KeyedJaggedTensor = KeyedJaggedTensor
         monkeypatch.setitem(sys.modules, "torchrec", module)
 
 

@@ -1,4 +1,6 @@
-"""Compare the engine's count of a step's workspace with the memory of the process and with the plan."""
+"""Compare the engine's count of a step's workspace with the memory of the process and with the
+plan.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def test_table_groups_share_one_workspace_for_int32_and_int64_ids() -> None:
     def train(names: str) -> tuple[dict[str, torch.Tensor], int]:
         tables = [
             EmbeddingBagConfig(
-                name=name, num_embeddings=3000, embedding_dim=4 << "abc".index(name), feature_names=(name, name * 2)
+                name=name,
+                num_embeddings=3000,
+                embedding_dim=4 << "abc".index(name),
+                feature_names=(name, name * 2),
             )
             for name in names
         ]
@@ -69,7 +74,9 @@ def test_table_groups_share_one_workspace_for_int32_and_int64_ids() -> None:
             module(
                 KeyedJagged(keys=keys, values=values, offsets=None, batch_size=size)
             ).pooled.square().sum().backward()
-        return {name: module.table(name)["weight"].clone() for name in names}, module.engine.level0.scratch.nbytes
+        return {
+            name: module.table(name)["weight"].clone() for name in names
+        }, module.engine.level0.scratch.nbytes
 
     together, shared = train("abc")
     alone = {name: train(name) for name in "abc"}

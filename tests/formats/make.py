@@ -1,7 +1,8 @@
-"""Write the samples of one version of all file formats: `python tests/formats/make.py tests/formats/1`.
+"""Write the samples of one version of all file formats: `python tests/formats/make.py
+tests/formats/1`.
 
-Each later version must read them (`test_formats_last.py`). So samples are written once for a version of the formats,
-and are never changed afterwards.
+Each later version must read them (`test_formats_last.py`). So samples are written once for a
+version of the formats, and are never changed afterwards.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ RECIPE = {
                 "time": "time",
                 "user": "user",
                 "dense": [{"name": "price"}],
-                "sparse": [{"name": "user"}, {"name": "item"}, {"name": "tags", "kind": "multi", "separator": "|"}],
+                "sparse": [
+                    {"name": "user"},
+                    {"name": "item"},
+                    {"name": "tags", "kind": "multi", "separator": "|"},
+                ],
             },
         },
         "split": {"by": "time", "valid": "3h", "test": "3h"},

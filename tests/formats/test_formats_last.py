@@ -1,4 +1,6 @@
-"""Test that this version reads the files of every earlier version of the formats, which `make.py` wrote."""
+"""Test that this version reads the files of every earlier version of the formats, which `make.py`
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,11 @@ def test_a_delta_is_applied_and_a_continued_run_continues(samples: Path) -> None
 
 def test_a_file_of_a_newer_version_is_refused(samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The advice is never to write it again."""
-    sealed = [path for path in sorted(Path().rglob("*.json")) if path.name not in ("scores.json", "stratarec.json")]
+    sealed = [
+        path
+        for path in sorted(Path().rglob("*.json"))
+        if path.name not in ("scores.json", "stratarec.json")
+    ]
     for path in sealed:
         if path.parts[:2] == ("run", "periods"):  # the hash of the period is wrong before the file is read
             continue

@@ -40,7 +40,9 @@ Use: TypeAlias = Callable[[Path, Path], object]
 
 
 def make_log(root: Path) -> Path:
-    """Write a log with a feature of every kind: ids, lists, a history, a group, a dense column, times, users."""
+    """Write a log with a feature of every kind: ids, lists, a history, a group, a dense column,
+    times, users.
+    """
     draws, path = np.random.default_rng(0), root / "log.parquet"
     pl.DataFrame(
         {
@@ -56,7 +58,9 @@ def make_log(root: Path) -> Path:
     return path
 
 
-def make_recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None) -> Recipe:
+def make_recipe(
+    root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None
+) -> Recipe:
     """Return the recipe of every run in these tests."""
     config = tiny(root, run=str(run), batch_size=16, max_steps=steps, eval_every=3, log_every=2)
     config["model"]["embedding_dim"] = 16
@@ -94,7 +98,8 @@ def memories(root: Path) -> dict[str, dict[str, Any] | None]:
 
 
 def place_tables(kind: str, recipe: Recipe) -> Plan | None:
-    """Return the plan of a recipe. If it has a log, place its cached tables there, with caches that training fills.
+    """Return the plan of a recipe. If it has a log, place its cached tables there, with caches that
+    training fills.
 
     The planner would do neither for so few rows.
     """

@@ -1,7 +1,7 @@
 """Run the commands of users on an artifact of an attacker, in this process.
 
-Each command either gives a finite, valid result or is refused in one line. The content differs from the original, so
-results are compared with nothing.
+Each command either gives a finite, valid result or is refused in one line. The content differs from
+the original, so results are compared with nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def make_more(root: Path) -> None:
     # Two state values per weight, and clocks.
     for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
         recipe = _all_rows(make_recipe(root, root / name, memory=tiers))
-        Trainer(recipe, Dataset.open(recipe.data.path), plan=place_tables("log", recipe) if tiers else None).train()
+        Trainer(
+            recipe, Dataset.open(recipe.data.path), plan=place_tables("log", recipe) if tiers else None
+        ).train()
     (root / "towers").mkdir()
     (root / "towers" / "towers.yaml").write_text("# Towers\n- [item, seen]\n- [city, tags]\n")
 
@@ -58,17 +60,30 @@ def uses_of(root: Path) -> dict[str, list[Use]]:
     data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
     runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
     results: dict[str, list[Use]] = {
-        name: [_check, _command("evaluate"), _predict, _export, _resume(root, memory, name), _begin(root, name)]
+        name: [
+            _check,
+            _command("evaluate"),
+            _predict,
+            _export,
+            _resume(root, memory, name),
+            _begin(root, name),
+        ]
         for name, memory in runs.items()
     }
-    results |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
+    results |= {
+        "data": [*data, _profile, _towers_of(root)],
+        "plain": [*data],
+        "plan": [_check, _plan(root)],
+    }
     results |= {"export": [_check, _score], "coded": [_check, _score]}
     results |= {"towers": [_towers(root)]}
     return {name: uses for name, uses in results.items() if (root / name).exists()}
 
 
 def run(*arguments: str | Path) -> str:
-    """Return the output of a command. A refusal in one line raises `StrataError`, other failures `AssertionError`."""
+    """Return the output of a command. A refusal in one line raises `StrataError`, other failures
+    `AssertionError`.
+    """
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main([str(part) for part in arguments])
@@ -105,7 +120,9 @@ def _check(path: Path, _: Path) -> None:
     run("check", "-q", path / "plan.json" if path.name == "plan" else path)
 
 
-def _write(recipe: Recipe, out: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> Path:
+def _write(
+    recipe: Recipe, out: Path, change: Callable[[dict[str, Any]], object] = lambda content: None
+) -> Path:
     content = recipe.to_dict()
     change(content)
     file = out / "recipe.yaml"
@@ -116,7 +133,9 @@ def _write(recipe: Recipe, out: Path, change: Callable[[dict[str, Any]], object]
 def _read(path: Path, _: Path) -> None:
     """Check that every batch has ids within their tables and finite numbers."""
     dataset = Dataset.open(path)
-    rows = {feature.name: dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse}
+    rows = {
+        feature.name: dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse
+    }
     for split in SPLITS:
         for batch in Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0):
             assert np.isin(batch.label.numpy(), (0, 1)).all()
@@ -141,7 +160,11 @@ def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
         """Train two steps and check the results."""
         recipe = make_recipe(root, out / "run", steps=2, memory=memory)
         groups = "none" if path.name == "plain" else recipe.data.groups
-        run("train", "-q", _write(replace(recipe, data=replace(recipe.data, path=str(path), groups=groups)), out))
+        run(
+            "train",
+            "-q",
+            _write(replace(recipe, data=replace(recipe.data, path=str(path), groups=groups)), out),
+        )
         run("check", "-q", out / "run")
         _predict(out / "run", out)
 

@@ -1,4 +1,6 @@
-"""Change the contents of files as an attacker would: numbers out of range in complete, sealed files."""
+"""Change the contents of files as an attacker would: numbers out of range in complete, sealed
+files.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,12 @@ def _chosen(all_files: list[Path], draws: random.Random) -> Path:
     kinds: dict[str, list[Path]] = {}
     for file in all_files:
         if file.suffix in (".json", *_REWRITES) and file.name != MARKER:
-            # Manifests have most of the fields, but the numbers that kernels read are in other files.
+            # Manifests have most of the fields, but the numbers that kernels read are in other
+            # files.
             kind = file.name if not file.name.startswith(("rows-", "shard-", "0")) else file.suffix
-            kinds.setdefault(f"{kind} {file.name.count('.')} {file.parent.name == 'slots'}", []).append(file)
+            kinds.setdefault(f"{kind} {file.name.count('.')} {file.parent.name == 'slots'}", []).append(
+                file
+            )
     chosen = sorted(kinds, key=lambda kind: (".json" in kind, kind))
     return draws.choice(kinds[draws.choice([*chosen, *(kind for kind in chosen if ".json" not in kind)])])
 
@@ -82,7 +87,20 @@ _WHOLE = (
     -1, -2, 0, 1, 2, 2**7, 2**8 - 1, 2**15, 2**16, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**32, 2**53, 2**61, 2**62,
     2**63 - 1, -(2**63), 2**64 - 1,
 )  # fmt: skip
-_FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, -0.0, 1e38, -3.4e38, 3.4028235e38, 5e-324, 1e-45, 0.0, 2.0)
+_FLOATS = (
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    -1.0,
+    -0.0,
+    1e38,
+    -3.4e38,
+    3.4028235e38,
+    5e-324,
+    1e-45,
+    0.0,
+    2.0,
+)
 
 
 def _spoil(values: Array, draws: random.Random) -> str:
@@ -127,13 +145,16 @@ def _write_parquet(file: Path, groups: list[pa.Table], dictionary: bool = True) 
     groups = groups or [pa.table({"nothing": pa.array([], pa.int32())})]
     with pq.ParquetWriter(file, groups[0].schema, compression="zstd", use_dictionary=dictionary) as writer:
         for table in groups:
-            # Write row groups one at a time, because `write_table` leaves out a row group without rows.
+            # Write row groups one at a time, because `write_table` leaves out a row group without
+            # rows.
             writer.write_table(table.cast(groups[0].schema), row_group_size=max(len(table), 1))
 
 
 def _change_parquet(file: Path, draws: random.Random) -> str:
     groups, _ = _read_parquet(file)
-    kind = draws.choice(("values", "values", "values", "lengths", "lengths", "nulls", "columns", "row groups"))
+    kind = draws.choice(
+        ("values", "values", "values", "lengths", "lengths", "nulls", "columns", "row groups")
+    )
     place = draws.randrange(len(groups))
     table = groups[place]
     column = draws.randrange(table.num_columns)
@@ -146,7 +167,9 @@ def _change_parquet(file: Path, draws: random.Random) -> str:
         change = {"values": _change_values, "lengths": _change_lengths, "nulls": _add_nulls}[kind]
         changed_column, description = change(_whole(table[name]), draws)
         groups[place] = table.set_column(
-            column, table.schema.field(column).with_nullable(True).with_type(changed_column.type), changed_column
+            column,
+            table.schema.field(column).with_nullable(True).with_type(changed_column.type),
+            changed_column,
         )
         schema = groups[place].schema
         groups = [each.cast(schema) for each in groups]
@@ -214,7 +237,10 @@ def _add_nulls(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
     missing = np.zeros(len(inner), bool)
     missing[draws.randrange(len(inner)) if len(inner) and draws.random() < 0.7 else slice(None)] = True
     with_nulls = pa.array(
-        [None if is_missing else value for is_missing, value in zip(missing, inner.to_pylist(), strict=True)],
+        [
+            None if is_missing else value
+            for is_missing, value in zip(missing, inner.to_pylist(), strict=True)
+        ],
         inner.type,
     )
     return (
@@ -223,7 +249,9 @@ def _add_nulls(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
 
 
 def _change_columns(groups: list[pa.Table], name: str, draws: random.Random) -> tuple[list[pa.Table], str]:
-    how = draws.choice(("dropped", "renamed", "twice", "of another type", "of another type", "reversed", "another one"))
+    how = draws.choice(
+        ("dropped", "renamed", "twice", "of another type", "of another type", "reversed", "another one")
+    )
     changed_tables = []
     for table in groups:
         place = table.column_names.index(name)
@@ -314,7 +342,11 @@ def _change_tensors(file: Path, draws: random.Random) -> str:
         values = tensor.numpy()
         how = _spoil(values.reshape(-1), draws) if tensor.numel() else how
     elif how == "bytes":
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.zeros(0, np.uint8)
+        raw = (
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            if tensor.numel()
+            else np.zeros(0, np.uint8)
+        )
         how = f"bytes {_spoil(raw, draws)}"
     elif how == "shape":
         flat = tensor.flatten()
@@ -324,8 +356,8 @@ def _change_tensors(file: Path, draws: random.Random) -> str:
         kinds = (torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
         results[name] = tensor.to(draws.choice(kinds))
     else:
-        results[draws.choice((f"{name}x", "weights/x", "0.x", "-1.exp_avg", "10.exp_avg", "@rows/x"))] = results.pop(
-            name
+        results[draws.choice((f"{name}x", "weights/x", "0.x", "-1.exp_avg", "10.exp_avg", "@rows/x"))] = (
+            results.pop(name)
         )
     _write_tensors(file, results)
     return f"{name} {how}"
@@ -340,7 +372,9 @@ class _Listed:
     """Records in the order of writing, whatever row numbers they have."""
 
     def __init__(self, records: NDArray[np.uint8]) -> None:
-        self._records, self._next, self.shape = records, 0, records.shape
+        self._records = records
+        self._next = 0
+        self.shape = records.shape
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
         first, self._next = self._next, self._next + len(rows)
@@ -358,7 +392,9 @@ _HEAD = {"row": (0, "<i8"), "stamp": (8, "<i4"), "count": (12, "<u4")}
 def _change_rows(file: Path, draws: random.Random) -> str:
     rows, records = _read_rows(file)
     slots = file.parent.name == "slots"
-    how = draws.choice(("rows", "records", "records", "records", "number", *(["head"] * 3 if slots else [])))
+    how = draws.choice(
+        ("rows", "records", "records", "records", "number", *(["head"] * 3 if slots else []))
+    )
     if how == "rows":
         how = f"rows {_spoil(rows, draws)}"
     elif how == "number":
@@ -399,16 +435,25 @@ def _spoil_records(records: NDArray[np.uint8], draws: random.Random) -> str:
 def _change_log(file: Path, draws: random.Random | None) -> str:
     """Change cells of a segment, with correct checksums."""
     state = json.loads((file.parents[3] / "state.json").read_text())
-    home = next(group["home"] for group in state["tables"]["groups"] if group["name"] == file.parents[1].name)
+    home = next(
+        group["home"] for group in state["tables"]["groups"] if group["name"] == file.parents[1].name
+    )
     block = int(home["block_bytes"])
     record, tag = int(home["record_bytes"]), int(home["tag_bytes"])
     shape = Shape(
-        block // 8, -(-(2 * tag + record) // 8), int(home["per_block"]), record, tag // 4, int(home["segment_blocks"])
+        block // 8,
+        -(-(2 * tag + record) // 8),
+        int(home["per_block"]),
+        record,
+        tag // 4,
+        int(home["segment_blocks"]),
     )
     words = np.frombuffer(file.read_bytes(), np.uint64).copy()
     description = ""
     if draws is not None:
-        cells = words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words].reshape(-1, shape.cell_words)
+        cells = words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words].reshape(
+            -1, shape.cell_words
+        )
         view = np.ascontiguousarray(cells).view(np.uint8)
         part = draws.choice(("tags", "tags", "records", "all", "blocks"))
         if part == "blocks":
@@ -424,9 +469,9 @@ def _change_log(file: Path, draws: random.Random | None) -> str:
             description = f"{part} {_spoil_records(inner, draws)}"
             view[:, part_of_cell] = inner
         if part != "blocks":
-            words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words] = view.view(np.uint64).reshape(
-                len(words) * 8 // block, -1
-            )
+            words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words] = view.view(
+                np.uint64
+            ).reshape(len(words) * 8 // block, -1)
     sequence = int(file.stem.split("-")[1])
     seal_blocks(words, shape, len(words) * 8 // block, np.uint64(sequence), 0)
     file.unlink()
@@ -440,7 +485,8 @@ def _change_towers(file: Path, draws: random.Random) -> str:
     place = draws.randrange(len(lines))
     value = draws.choice(
         ("- []", "- [item]", "[]", "{}", "- {a: b}", "- [1, 2]", "- [null]", "- - - item", "x: &x [*x]", "- [.nan]",
-         "- &a [x]\n- *a", "-", "- [\"\\0\"]", "\0", "- !!python/object:os.system {}", f"- [{'x, ' * 5000}]",
+         "- &a [x]\n- *a", "-", "- [\"\\0\"]", "\0", "- !!python/object:os.system {}", "- "
+                                                                                       f"[{'x, ' * 5000}]",
          "[" * 900, "- [item, seen, where]", lines[place], "")
     )  # fmt: skip
     lines[place] = value

@@ -1,8 +1,8 @@
 """Guard pages: a kernel gets copies of its arrays that end at a page without access rights.
 
-An access one element before or behind an array then ends the process; in ordinary memory it would read or write other
-data by chance. Calls are intercepted where Python calls compiled code, so the library does not depend on this module.
-Bytes that a kernel changed are copied back.
+An access one element before or behind an array then ends the process; in ordinary memory it would
+read or write other data by chance. Calls are intercepted where Python calls compiled code, so the
+library does not depend on this module. Bytes that a kernel changed are copied back.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Guards:
             for copy in copies:
                 self._copy_back(copy)
         self._check(kernel, copies)
-        assert not any(_inside(array, copies) for array in _arrays((result,))), f"{kernel} returned what it was given"
+        assert not any(_inside(array, copies) for array in _arrays((result,))), (
+            f"{kernel} returned what it was given"
+        )
         return result
 
     def _copy(self, span: _Span, arrays: list[NDArray[Any]]) -> _Copy:
@@ -119,7 +121,8 @@ class Guards:
             changed = np.flatnonzero(copy.mine != copy.before)
             if len(changed):
                 target = _memory(copy.span)
-                # Copy only what the kernel wrote, because another thread may have written next to it.
+                # Copy only what the kernel wrote, because another thread may have written next to
+                # it.
                 target[changed] = copy.mine[changed]
 
     def _check(self, kernel: Any, copies: list[_Copy]) -> None:

@@ -60,7 +60,13 @@ def _changed(
 
 def _places(content: Any, place: Place = ()) -> Iterator[Place]:
     yield place
-    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    entries = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for key, value in entries:
         yield from _places(value, (*place, key))
 
@@ -74,9 +80,29 @@ def _at(content: Any, place: Place) -> Any:
 def _put_number(content: Any, place: Place, draws: random.Random) -> str:
     inside = _at(content, place[:-1])
     now = inside[place[-1]]
-    whole = (-1, 0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**48 - 1, 2**53, 2**61, 2**62 - 1, 2**63 - 1, 2**63)
+    whole = (
+        -1,
+        0,
+        1,
+        2,
+        2**16,
+        2**31 - 1,
+        2**31,
+        2**32,
+        2**40,
+        2**48 - 1,
+        2**53,
+        2**61,
+        2**62 - 1,
+        2**63 - 1,
+        2**63,
+    )
     near = (now + 1, now - 1, now * 2, -now, now // 2, now + 2**32)
-    values = (*near, *near, *whole) if isinstance(now, int) else (0.0, -1.0, 1e-300, 5e-324, 1e38, 1e300, 1e308, -now)
+    values = (
+        (*near, *near, *whole)
+        if isinstance(now, int)
+        else (0.0, -1.0, 1e-300, 5e-324, 1e38, 1e300, 1e308, -now)
+    )
     inside[place[-1]] = draws.choice(values)
     return repr(inside[place[-1]])
 
@@ -108,11 +134,28 @@ def _neighbours(value: Any, draws: random.Random) -> list[Any]:
     if isinstance(value, bool):
         return [not value] * 4
     if isinstance(value, int):
-        return [value + 1, value - 1, -value, value * 2, float(value), str(value), value + 2**32, draws.getrandbits(40)]
+        return [
+            value + 1,
+            value - 1,
+            -value,
+            value * 2,
+            float(value),
+            str(value),
+            value + 2**32,
+            draws.getrandbits(40),
+        ]
     if isinstance(value, float):
         return [value * 2, -value, value + 1e-3, int(value), str(value)]
     if isinstance(value, str):
-        return [value + "x", value[:-1], value[::-1], f"../{value}", f"/{value}", value.upper(), f"{value}\n"]
+        return [
+            value + "x",
+            value[:-1],
+            value[::-1],
+            f"../{value}",
+            f"/{value}",
+            value.upper(),
+            f"{value}\n",
+        ]
     if isinstance(value, list) and value:
         shuffled = draws.sample(value, len(value))
         return [value + value, [*value, value[-1]], value[:-1], value[1:], value[::-1], shuffled]

@@ -1,7 +1,7 @@
 """Update the seals and hashes of all files in a folder, as a writer would.
 
-An attacker who changes a file also changes what protects it: hashes, sizes and digests up to the manifest, then the
-seal.
+An attacker who changes a file also changes what protects it: hashes, sizes and digests up to the
+manifest, then the seal.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def reseal(path: Path, *, adapt: bool = False) -> None:
                     entry["bytes"] = own.stat().st_size
         hashes = content.get("hashes")
         if isinstance(hashes, dict):
-            hashes.update({name: file_hash(file.parent / name) for name in hashes if (file.parent / name).is_file()})
+            hashes.update(
+                {name: file_hash(file.parent / name) for name in hashes if (file.parent / name).is_file()}
+            )
         seal(file, content)
 
 
@@ -83,7 +85,8 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
             stack += [(place, key, each) for each in part]
         if not isinstance(part, dict):
             continue
-        # The files of a group are in a folder of its name, with separate folders for its home and its slots.
+        # The files of a group are in a folder of its name, with separate folders for its home and
+        # its slots.
         inside = place / "tables" / str(part["name"]) if "home" in part else place
         named = part.get("path", part.get("name", key))
         if "sequence" in part:
@@ -93,7 +96,9 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
                 if (inside / named).is_file() and not (inside / named).is_symlink():
                     yield part, inside / named
         for name, each in part.items():
-            stack.append((inside / name if name in ("home", "slots") and "home" in part else inside, name, each))
+            stack.append(
+                (inside / name if name in ("home", "slots") and "home" in part else inside, name, each)
+            )
 
 
 def _adapt(entry: dict[str, Any], own: Path) -> None:

@@ -1,4 +1,6 @@
-"""Run cases of the fuzzer one after another. Print a line of JSON when each begins and when it ends."""
+"""Run cases of the fuzzer one after another. Print a line of JSON when each begins and when it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ _OUT = sys.stdout
 
 
 def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
-    """Use artifacts that an attacker changed and sealed. Each use gives a valid result or one clear error.
+    """Use artifacts that an attacker changed and sealed. Each use gives a valid result or one clear
+    error.
 
-    Kernels get their arrays between guard pages. The first case of each artifact changes nothing and must be accepted.
+    Kernels get their arrays between guard pages. The first case of each artifact changes nothing
+    and must be accepted.
     """
     guards, uses = Guards(), uses_of(root)
     guards.install()
@@ -62,7 +66,14 @@ def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
         shutil.rmtree(place)
         kind = "accepted" if set(outcomes.values()) == {"accepted"} else "refused"
         seconds = round(time.monotonic() - began, 2)
-        _say(case=case, fault="\n".join(faults), kind="error" if faults else kind, what=what, uses=outcomes, s=seconds)
+        _say(
+            case=case,
+            fault="\n".join(faults),
+            kind="error" if faults else kind,
+            what=what,
+            uses=outcomes,
+            s=seconds,
+        )
 
 
 def _used(use: Use, root: Path, path: Path) -> tuple[str, str]:

@@ -20,7 +20,8 @@ ROW_BYTES = 68
 
 
 def log(path: Path) -> Path:
-    """Write a log whose items and shops are both popular or both rare for a user, in sessions of four.
+    """Write a log whose items and shops are both popular or both rare for a user, in sessions of
+    four.
 
     `place` is random.
     """
@@ -32,14 +33,24 @@ def log(path: Path) -> Path:
     place = draws.integers(0, 1500, len(session) // 4 + 1)[session]
     tags = [item[row : row + 1 + row % 3].tolist() for row in range(SAMPLES)]
     pl.DataFrame(
-        {"label": (item + shop) % 2, "session": session, "user": session // 5, "time": np.arange(SAMPLES),
-         "item": item, "shop": shop, "place": place, "tags": tags}
-    ).write_parquet(path)  # fmt: skip
+        {
+            "label": (item + shop) % 2,
+            "session": session,
+            "user": session // 5,
+            "time": np.arange(SAMPLES),
+            "item": item,
+            "shop": shop,
+            "place": place,
+            "tags": tags,
+        }
+    ).write_parquet(path)
     return path
 
 
 def prepared(root: Path, groups: str, place: bool = True, **vocabulary: object) -> Dataset:
-    """Prepare the log as a data set with four features and three vocabularies, or without `place`."""
+    """Prepare the log as a data set with four features and three vocabularies, or without
+    `place`.
+    """
     names = ("item", "shop", "place") if place else ("item", "shop")
     schema = Schema(
         sparse=(

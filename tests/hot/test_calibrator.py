@@ -1,5 +1,5 @@
-"""Test that the selected hot rows fit the budget, have the predicted hit share, and are never worse than the most
-looked-up rows.
+"""Test that the selected hot rows fit the budget, have the predicted hit share, and are never worse
+than the most looked-up rows.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def test_rows_chosen_by_lookups_have_the_most_lookups_per_byte() -> None:
     assert choose_by_lookups(parts, 4).tolist() == [2, 1, 0]
     assert choose_by_lookups(parts, 8).tolist() == [2, 2, 2]
     assert choose_by_lookups(parts, 13).tolist() == [3, 4, 2]
-    # Hot rows are a prefix of the table. In a table with a base a popular row can follow a rare one, which is then hot
-    # too.
+    # Hot rows are a prefix of the table. In a table with a base a popular row can follow a rare
+    # one, which is then hot too.
     assert choose_by_lookups([make_part([9, 0, 7, 0]), make_part([2])], 3).tolist() == [3, 0]
 
 
@@ -62,7 +62,11 @@ def test_thresholds_are_close_to_the_optimum() -> None:
         budget = int(draws.integers(3, 15))
         hot = choose_by_inputs(parts, budget, needs)
         assert used_bytes(parts, hot) <= budget
-        best = max(are_hot(needs, np.array(each)).sum() for each in product(range(7), repeat=3) if sum(each) <= budget)
+        best = max(
+            are_hot(needs, np.array(each)).sum()
+            for each in product(range(7), repeat=3)
+            if sum(each) <= budget
+        )
         worst = min(worst, are_hot(needs, hot).sum() / best)
     assert worst >= 0.9
 

@@ -52,7 +52,8 @@ def samples_of(batches: list[Batch]) -> list[tuple[object, ...]]:
     samples = []
     for batch in batches:
         columns = [
-            (bag.values.tolist(), bag.offsets.tolist()) for bag in map(batch.sparse.__getitem__, batch.sparse.keys)
+            (bag.values.tolist(), bag.offsets.tolist())
+            for bag in map(batch.sparse.__getitem__, batch.sparse.keys)
         ]
         for place in range(batch.size):
             bags = (tuple(values[offsets[place] : offsets[place + 1]]) for values, offsets in columns)
@@ -90,7 +91,9 @@ def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch)
     hot_loader = loader(dataset, rows, shuffle_row_groups=1)
     read: list[int] = []
     inner = HotLoader._classified
-    monkeypatch.setattr(HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given))
+    monkeypatch.setattr(
+        HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given)
+    )
     list(hot_loader.batches(0, len(hot_loader) - 3))
     assert read == [5]
 

@@ -48,7 +48,9 @@ def test_json_with_nan_is_refused_and_nothing_is_written(tmp_path: Path, value: 
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "folder", "folder/.."])
-def test_a_directory_is_refused_as_a_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_refused_as_a_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     for check in (check_output, lambda path: write_text(path, "x")):
@@ -57,7 +59,9 @@ def test_a_directory_is_refused_as_a_file(tmp_path: Path, name: str, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("file/below/a", "directory"), ("a" * 300, "name"), ("a\0b", "null")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("file/below/a", "directory"), ("a" * 300, "name"), ("a\0b", "null")]
+)
 def test_an_impossible_path_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").touch()
     with refuses(StorageError, message):
@@ -75,7 +79,10 @@ NAMES = st.text(max_size=300)
 
 @given(st.lists(NAMES, unique=True, max_size=20))
 def test_any_names_become_distinct_path_components(names: list[str]) -> None:
-    for components in ([file_name(name) for name in names], [file_name(name, i) for i, name in enumerate(names)]):
+    for components in (
+        [file_name(name) for name in names],
+        [file_name(name, i) for i, name in enumerate(names)],
+    ):
         assert len(set(components)) == len(names)
         for part in components:
             assert re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part)

@@ -1,4 +1,6 @@
-"""Test that a file is read once for its hash. After that its size, times and inode show whether it changed."""
+"""Test that a file is read once for its hash. After that its size, times and inode show whether it
+changed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def bytes_read(work: Callable[[], object]) -> int:
     """Count the bytes that this process reads by system calls within the context."""
 
     def total() -> int:
-        return int(next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1])
+        return int(
+            next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1]
+        )
 
     counters = Path("/proc/self/io")
     if not counters.exists():
@@ -88,7 +92,9 @@ def test_a_changed_file_is_read_again(files: list[Path], how: str) -> None:
     assert after[0] != before[0]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"one": 3}', '{"one": [[1, 2], 3]}', '{"one": [["a", 1, 2, 3], ""]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"one": 3}', '{"one": [[1, 2], 3]}', '{"one": [["a", 1, 2, 3], ""]}']
+)
 def test_a_damaged_cache_is_written_again(files: list[Path], text: str) -> None:
     expected = file_hashes(files)
     (kept,) = cache_directory().rglob("*.json")

@@ -1,4 +1,6 @@
-"""Test that a directory has one writer: errors name it, dead processes do not block, and readers keep their files."""
+"""Test that a directory has one writer: errors name it, dead processes do not block, and readers
+keep their files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Test that StrataRec replaces only its own files. Everything else is refused with one line and left unchanged."""
+"""Test that StrataRec replaces only its own files. Everything else is refused with one line and
+left unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from stratarec.training.trainer import Trainer
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return every file below `root` without following links. Skip the user's cache, which any library may fill."""
+    """Return every file below `root` without following links. Skip the user's cache, which any
+    library may fill.
+    """
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
@@ -51,7 +55,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("precious/data.txt", "user/letter.txt", "file"):
         (root / file).parent.mkdir(exist_ok=True)
         (root / file).write_text("mine")
-    for name, target in (("to-precious", "precious"), ("to-home", "user"), ("to-here", "."), ("a-circle", "a-circle")):
+    for name, target in (
+        ("to-precious", "precious"),
+        ("to-home", "user"),
+        ("to-here", "."),
+        ("a-circle", "a-circle"),
+    ):
         (root / name).symlink_to(target)
     return root
 
@@ -96,9 +105,15 @@ def test_other_directories_are_refused_and_left_unchanged(
 ) -> None:
     command, field = COMMANDS[kind]
     before = contents(home)
-    for place, message in {**PLACES, {"data set": "runs/a", "run": "data"}[kind]: f"expected a {kind}"}.items():
+    for place, message in {
+        **PLACES,
+        {"data set": "runs/a", "run": "data"}[kind]: f"expected a {kind}",
+    }.items():
         capsys.readouterr()
-        assert main([command, "-q", "r.yaml", f"{field}={place}", *(["--overwrite"] if overwrite else [])]) == 2, place
+        assert (
+            main([command, "-q", "r.yaml", f"{field}={place}", *(["--overwrite"] if overwrite else [])])
+            == 2
+        ), place
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1, place
         assert message.format(kind=kind) in lines[0], place
@@ -125,11 +140,17 @@ def test_user_files_in_an_owned_directory_prevent_its_replacement(
 @pytest.mark.parametrize(
     ("place", "commands"),
     [
-        ("data", ["prepare r.yaml", "prepare r.yaml --overwrite", "train r.yaml train.run=b", "check data"]),
-        ("runs/a", ["train r.yaml --resume", "train r.yaml --overwrite", "train r.yaml train.run=runs/a/b"]),
+        (
+            "data",
+            ["prepare r.yaml", "prepare r.yaml --overwrite", "train r.yaml train.run=b", "check data"],
+        ),
+        (
+            "runs/a",
+            ["train r.yaml --resume", "train r.yaml --overwrite", "train r.yaml train.run=runs/a/b"],
+        ),
         ("runs/a", ["check runs/a"]),
     ],
-)  # fmt: skip
+)
 def test_a_directory_of_a_newer_version_is_refused_and_left_unchanged(
     home: Path, place: str, commands: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +160,9 @@ def test_a_directory_of_a_newer_version_is_refused_and_left_unchanged(
     for command in commands:
         assert main(command.split()) == 2, command
         error = capsys.readouterr().err.splitlines()[-1]
-        assert not missing(f"{place}/stratarec.json format 2 newer version expected 1 upgrade", error), command
+        assert not missing(f"{place}/stratarec.json format 2 newer version expected 1 upgrade", error), (
+            command
+        )
         assert "damaged" not in error
         assert contents(home) == before, command
 
@@ -182,7 +205,9 @@ Loop._train_step = die
 """
 
 
-def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_replacement_is_undone_by_the_next_start(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(home)
     for _ in range(2):  # the second process is killed while it replaces what the first left
         assert forked.run(["train", "-q", "--overwrite", "r.yaml"], before=KILLED).returncode == -9

@@ -1,5 +1,5 @@
-"""Test pairs of samples and events: values and gradients match the reference, with the same bits for any number of
-threads.
+"""Test pairs of samples and events: values and gradients match the reference, with the same bits
+for any number of threads.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ def run_both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list
 
 
 @pytest.mark.parametrize("name", ["sums", "products", "pool"])
-@pytest.mark.parametrize("width", [3, 8])  # kernels are compiled for each width; the other tests use width 8
+# kernels are compiled for each width; the other tests use width 8
+@pytest.mark.parametrize("width", [3, 8])
 @pytest.mark.parametrize(("samples", "events"), [(1, 1), (40, 9), (300, 150), (3, 0)])
-def test_pairs_and_their_gradients_match_the_reference(name: str, width: int, samples: int, events: int) -> None:
+def test_pairs_and_their_gradients_match_the_reference(
+    name: str, width: int, samples: int, events: int
+) -> None:
     pairs = pairs_of(samples, events)
     draws = torch.Generator().manual_seed(2)
     left = torch.randn(len(pairs) if name == "pool" else (samples, width), generator=draws)  # type: ignore[arg-type]

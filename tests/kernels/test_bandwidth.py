@@ -10,7 +10,13 @@ import pytest
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.kernels.bandwidth import read_blocks, reference_sum_parts, reference_sum_rows, sum_parts, sum_rows
+from stratarec.kernels.bandwidth import (
+    read_blocks,
+    reference_sum_parts,
+    reference_sum_rows,
+    sum_parts,
+    sum_rows,
+)
 
 
 def values(count: int) -> np.ndarray:

@@ -57,7 +57,9 @@ def test_rows_are_scattered(kind: type) -> None:
 def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: list[int]) -> None:
     words = np.random.default_rng(width).integers(-1, 4, (7, width)).astype(np.int32)
     ids = min(ids, width)
-    spread, missing = collate.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
+    spread, missing = collate.spread_rows(
+        words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3
+    )
     front = 2 if paired else 0
     assert len(spread) == width * len(rows) + 3
     assert spread[: front * len(rows)].tolist() == words[rows, :front].ravel().tolist()
@@ -71,7 +73,9 @@ def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: lis
 def test_segments_are_filled_and_ordered(sizes: list[int], column: int, draws: Random) -> None:
     segments, total = list(range(len(sizes))), sum(sizes)
     words = np.full((total, 3), -7, dtype=np.int32)
-    collate.fill_segments(words, column, np.array(segments, dtype=np.int32), np.array(sizes, dtype=np.int32))
+    collate.fill_segments(
+        words, column, np.array(segments, dtype=np.int32), np.array(sizes, dtype=np.int32)
+    )
     expected = np.repeat(segments, sizes)
     assert words[:, column].tolist() == expected.tolist()
     assert (np.delete(words, column, axis=1) == -7).all()
@@ -95,7 +99,9 @@ def test_joined_windows_keep_only_their_values(windows: list[tuple[int, int]]) -
     for u in range(len(windows)):
         assert moved[u] >= 0
         if length[u]:
-            assert values[moved[u] : moved[u] + length[u]].tolist() == list(range(start[u], start[u] + length[u]))
+            assert values[moved[u] : moved[u] + length[u]].tolist() == list(
+                range(start[u], start[u] + length[u])
+            )
 
 
 @pytest.mark.interpreted
@@ -104,14 +110,23 @@ def test_joined_windows_keep_only_their_values(windows: list[tuple[int, int]]) -
 def test_bags_of_rows_match_the_reference(
     width: int, lists: int, size: int, missing: bool, data: st.DataObject
 ) -> None:
-    ids = data.draw(st.lists(st.lists(st.integers(-1 if missing else 0, 9), min_size=width, max_size=width),
-                             min_size=size, max_size=size))  # fmt: skip
+    ids = data.draw(
+        st.lists(
+            st.lists(st.integers(-1 if missing else 0, 9), min_size=width, max_size=width),
+            min_size=size,
+            max_size=size,
+        )
+    )
     bags = [data.draw(st.lists(bag, min_size=size, max_size=size)) for _ in range(lists)]
     rows = data.draw(st.lists(st.integers(0, size - 1), max_size=9))
     matrix = np.array(ids, dtype=np.int32).reshape(size, width)
-    values, offsets = collate.take_bags(matrix, [column(actual) for actual in bags], np.array(rows, dtype=np.int64))
+    values, offsets = collate.take_bags(
+        matrix, [column(actual) for actual in bags], np.array(rows, dtype=np.int64)
+    )
     singles = [[[one for one in [ids[row][f]] if one >= 0] for row in rows] for f in range(width)]
-    expected = collate.reference_join_bags([[*singles, *([actual[row] for row in rows] for actual in bags)]], len(rows))
+    expected = collate.reference_join_bags(
+        [[*singles, *([actual[row] for row in rows] for actual in bags)]], len(rows)
+    )
     if offsets is None:
         assert all(len(actual) == 1 for actual in expected)
         offsets = np.arange(len(values) + 1)
@@ -120,9 +135,19 @@ def test_bags_of_rows_match_the_reference(
 
 @pytest.mark.interpreted
 @fast
-@given(st.lists(st.tuples(st.lists(st.lists(bag, min_size=3, max_size=3), min_size=1, max_size=2),
-                          st.none() | st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=3))  # fmt: skip
-def test_joined_bags_match_the_reference(parts: list[tuple[list[list[list[int]]], list[int] | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.lists(bag, min_size=3, max_size=3), min_size=1, max_size=2),
+            st.none() | st.lists(st.integers(0, 2), max_size=5),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_joined_bags_match_the_reference(
+    parts: list[tuple[list[list[list[int]]], list[int] | None]],
+) -> None:
     given_, expected = [], []
     for features, rows in parts:
         one = column([actual for bags in features for actual in bags])

@@ -25,11 +25,15 @@ from stratarec.kernels.blocks import (
 def shape_of(record_bytes: int, tag_words: int, segment_blocks: int = 8) -> Shape:
     cell_words = -(-(8 * tag_words + record_bytes) // 8)
     block_words = 512 * -(-cell_words // 512)
-    return Shape(block_words, cell_words, block_words // cell_words, record_bytes, tag_words, segment_blocks)
+    return Shape(
+        block_words, cell_words, block_words // cell_words, record_bytes, tag_words, segment_blocks
+    )
 
 
 def filled(shape: Shape, blocks: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return blocks with `count` records, sealed as blocks 100, 101 ... of segment 7, with their rows and records."""
+    """Return blocks with `count` records, sealed as blocks 100, 101 ... of segment 7, with their
+    rows and records.
+    """
     words = np.zeros(blocks * shape.block_words, np.uint64)
     generator = np.random.default_rng(0)
     rows = generator.permutation(2**20)[:count]
@@ -45,7 +49,9 @@ def filled(shape: Shape, blocks: int, count: int) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize(("record_bytes", "tag_words", "blocks"), [(37, 1, 3), (700, 2, 4), (5000, 1, 2)])
-def test_blocks_are_packed_and_sealed_like_the_reference(record_bytes: int, tag_words: int, blocks: int) -> None:
+def test_blocks_are_packed_and_sealed_like_the_reference(
+    record_bytes: int, tag_words: int, blocks: int
+) -> None:
     shape = shape_of(record_bytes, tag_words, blocks)
     block_bytes, per_block = shape.block_words * 8, shape.per_block
     words, rows, records = filled(shape, blocks, blocks * per_block - per_block // 2)
@@ -101,7 +107,9 @@ def test_cells_are_read_by_the_sectors_that_contain_them(
     descriptor = os.open(tmp_path / "segment", os.O_RDONLY)
     try:
         for draw in range(20):
-            cells = np.sort(np.random.default_rng(draw).permutation(len(rows))[: 1 + draw * len(rows) // 25])
+            cells = np.sort(
+                np.random.default_rng(draw).permutation(len(rows))[: 1 + draw * len(rows) // 25]
+            )
             out = np.zeros((len(cells), record_bytes), np.uint8)
             request = ReadRequest(
                 descriptors=np.array([descriptor], np.int32),

@@ -60,7 +60,10 @@ def batch_of(ids: tuple[list[int], list[int]]) -> BagBatch:
 
 
 batches = st.lists(
-    st.tuples(st.lists(st.integers(0, ROWS[0] - 1), max_size=30), st.lists(st.integers(0, ROWS[1] - 1), max_size=30)),
+    st.tuples(
+        st.lists(st.integers(0, ROWS[0] - 1), max_size=30),
+        st.lists(st.integers(0, ROWS[1] - 1), max_size=30),
+    ),
     min_size=1,
     max_size=12,
 )
@@ -82,7 +85,14 @@ def test_moves_match_the_plain_cache(batches, policy, shape, lookahead):
         lookups = batch_of(ids)
         out = np.full(len(lookups.values), -7, dtype=np.int32)
         done = cache.stage(
-            group(slots), place, state, lookups, out, stamp=number, horizon=number - lookahead, workspace=workspace
+            group(slots),
+            place,
+            state,
+            lookups,
+            out,
+            stamp=number,
+            horizon=number - lookahead,
+            workspace=workspace,
         )
         outgoing, incoming = cache.moves(place, done, workspace)
         begin = 0
@@ -106,9 +116,15 @@ def test_a_slot_in_use_is_never_evicted():
     def stage(ids: list[int], batch: int, horizon: int) -> cache.Moves:
         lookups = batch_of((ids, []))
         done = cache.stage(
-            group(8), place, state, lookups, np.empty(len(ids), np.int32), stamp=batch, horizon=horizon,
+            group(8),
+            place,
+            state,
+            lookups,
+            np.empty(len(ids), np.int32),
+            stamp=batch,
+            horizon=horizon,
             workspace=workspace,
-        )  # fmt: skip
+        )
         assert not done.stuck.any()
         return cache.moves(place, done, workspace)[0]
 
@@ -121,7 +137,9 @@ def test_a_stuck_batch_continues_with_a_later_horizon():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     first = batch_of(([1, 2, 3, 4, 5, 6], []))
-    cache.stage(group(8), place, state, first, np.empty(6, np.int32), stamp=0, horizon=-1, workspace=workspace)
+    cache.stage(
+        group(8), place, state, first, np.empty(6, np.int32), stamp=0, horizon=-1, workspace=workspace
+    )
     second, out = batch_of(([10, 11, 12, 13], [])), np.full(4, -7, np.int32)
     done = cache.stage(group(8), place, state, second, out, stamp=1, horizon=0, workspace=workspace)
     assert done.stuck[0] == 2
@@ -141,7 +159,9 @@ def test_a_bad_id_is_reported_and_nothing_moves():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     lookups = batch_of(([1, ROWS[0]], [5]))
-    done = cache.stage(group(8), place, state, lookups, np.empty(3, np.int32), stamp=0, horizon=0, workspace=workspace)
+    done = cache.stage(
+        group(8), place, state, lookups, np.empty(3, np.int32), stamp=0, horizon=0, workspace=workspace
+    )
     assert done.bad == 1
     assert (state.tags[:8] == 0).all()
 
@@ -154,7 +174,10 @@ def test_initial_values_match_a_table_in_memory(full):
     ids = np.array([3, 89, 0], dtype=np.int64)
     tables = np.ones(3, dtype=np.int32)
     moves = cache.Moves(
-        rows=ids + ROWS[0], slots=np.array([5, 2, 9]), tables=tables, keys=cache.row_keys(place, tables, ids)
+        rows=ids + ROWS[0],
+        slots=np.array([5, 2, 9]),
+        tables=tables,
+        keys=cache.row_keys(place, tables, ids),
     )
     weights = np.full(40 * 4, np.nan, dtype=np.float32)
     row_state = np.full(40, np.nan, dtype=np.float32)

@@ -56,7 +56,9 @@ def test_every_half_float_converts_to_its_float() -> None:
 def test_floats_convert_to_the_nearest_half_with_ties_to_even() -> None:
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = (finite[:-1] + finite[1:]) / 2
-    values = np.concatenate([finite, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e6))])
+    values = np.concatenate(
+        [finite, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e6))]
+    )
     values = np.concatenate([values, -values])
     actual = np.empty(len(values), dtype=np.uint16)
     halves_of(values, actual)
@@ -110,12 +112,14 @@ def test_noise_is_uniform_and_uncorrelated_between_keys_writes_and_columns() -> 
     grid = np.stack([plain_unit(noise(key, 1, range(columns))) for key in range(rows)]).astype(np.float64)
     counts, _ = np.histogram(grid, bins=20, range=(0, 1))
     expected = grid.size / 20
-    assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p below 0.001
+    # chi-squared with 19 degrees of freedom, p below 0.001
+    assert ((counts - expected) ** 2 / expected).sum() < 45
     later = np.stack([plain_unit(noise(key, 2, range(columns))) for key in range(rows)])
     for other in (np.roll(grid, 1, axis=0), np.roll(grid, 1, axis=1), later):
         # The correlation of independent numbers has a standard deviation of 1 / sqrt(their number).
         assert abs(np.corrcoef(grid.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(grid.size)
-    # Adjacent columns differ by a constant before mixing. Their sums must still look like sums of two uniform numbers.
+    # Adjacent columns differ by a constant before mixing. Their sums must still look like sums of
+    # two uniform numbers.
     pairs, _, _ = np.histogram2d(grid[:, :-1].ravel(), grid[:, 1:].ravel(), bins=8, range=((0, 1), (0, 1)))
     expected = pairs.sum() / 64
     assert ((pairs - expected) ** 2 / expected).sum() < 107  # 63 degrees of freedom, p below 0.001

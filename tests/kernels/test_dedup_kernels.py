@@ -1,5 +1,5 @@
-"""Compare the kernels of deduplicated batches with the plain reference, with one thread and with two; results must be
-equal.
+"""Compare the kernels of deduplicated batches with the plain reference, with one thread and with
+two; results must be equal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def changes(samples: Sequence[Sequence[int]]) -> list[int]:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("width", "spans"), [(7, [(2, 3)]), (40, [(0, 17), (17, 3), (30, 10)]), (33, [(0, 33)]), (64, [(48, 16)])]
+    ("width", "spans"),
+    [(7, [(2, 3)]), (40, [(0, 17), (17, 3), (30, 10)]), (33, [(0, 33)]), (64, [(48, 16)])],
 )
 @pytest.mark.parametrize("starts", [[0, 50], list(range(51)), [0, 1, 9, 20, 21, 49, 50]])
 def test_expand_and_fold_match_the_reference_bitwise(
@@ -49,7 +50,10 @@ def test_expand_and_fold_match_the_reference_bitwise(
     segment = torch.repeat_interleave(torch.arange(segments), torch.tensor(starts).diff())
     expected = dedup.reference_expand(pooled.clone(), spans, segment)
     assert torch.equal(segment_columns.expand(pooled), expected)
-    folded, expected = segment_columns.fold(gradient), dedup.reference_fold(gradient, spans, segment, segments)
+    folded, expected = (
+        segment_columns.fold(gradient),
+        dedup.reference_fold(gradient, spans, segment, segments),
+    )
     folded[segments:, columns] = 0  # not written
     assert torch.equal(folded, expected)
 
@@ -58,7 +62,10 @@ def test_expand_and_fold_match_the_reference_bitwise(
 @pytest.mark.parametrize("width", [16, 37])
 def test_sums_of_rows_match_the_reference_bitwise(threads: int, width: int) -> None:
     draws = torch.Generator().manual_seed(width)
-    gradient, inverse = torch.randn(60, width, generator=draws), torch.randint(0, 9, (60,), generator=draws).int()
+    gradient, inverse = (
+        torch.randn(60, width, generator=draws),
+        torch.randint(0, 9, (60,), generator=draws).int(),
+    )
     torch.set_num_threads(threads)
     expected = dedup.reference_sum_rows(gradient, inverse, 11)
     assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
@@ -71,7 +78,10 @@ def test_windows_gather_and_scatter_like_the_reference_bitwise(threads: int, wid
     values, longest = 23, 6
     length = torch.randint(0, longest + 1, (40,), generator=draws)
     start = (torch.rand(40, generator=draws) * (values - length + 1)).long()
-    rows, gradient = torch.randn(values, width, generator=draws), torch.randn(40, longest, width, generator=draws)
+    rows, gradient = (
+        torch.randn(values, width, generator=draws),
+        torch.randn(40, longest, width, generator=draws),
+    )
     torch.set_num_threads(threads)
     places = dedup.reference_window_places(start, length, longest, values)
     gathered = dedup.gather_windows(rows, start, length, longest)

@@ -52,4 +52,6 @@ def test_a_leading_zero_is_detected_anywhere_in_a_long_text() -> None:
     text = bytearray(b"10,0.5,a0\n" * 2000)
     assert not text_source.has_leading_zeros(bytes(text), ",", '"')
     for place in (10, 4090, 4100, 19990):
-        assert text_source.has_leading_zeros(bytes(text[:place]) + b"07,1,a\n" + bytes(text[place:]), ",", '"')
+        assert text_source.has_leading_zeros(
+            bytes(text[:place]) + b"07,1,a\n" + bytes(text[place:]), ",", '"'
+        )

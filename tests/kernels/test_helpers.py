@@ -1,5 +1,5 @@
-"""Test helper threads of a kernel: the kernel does not wait for a helper that has not started, but for one that is
-working.
+"""Test helper threads of a kernel: the kernel does not wait for a helper that has not started, but
+for one that is working.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def count(team: Any, done: Any, members: Any) -> None:
 
 @njit(**BODY)
 def meet(member, work, met, result):
-    """Wait until two members have started. The second one continues to compute after the first has returned."""
+    """Wait until two members have started. The second one continues to compute after the first has
+    returned.
+    """
     atomics.add(met, 0, 1)
     while atomics.read(met, 0) < 2:
         atomics.pause()
@@ -116,7 +118,9 @@ def test_a_working_helper_is_waited_for(work: int) -> None:
         result = np.zeros(1, dtype=np.uint64)
         meeting(own(2), work, result)
         assert result[0] == seed if work <= 1000 else result[0] != 0
-    assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), "every line was given back"
+    assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), (
+        "every line was given back"
+    )
 
 
 def test_no_kernel_is_loaded_to_stop_helpers_that_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +169,17 @@ def script(body: str) -> str:
 
 @pytest.mark.slow
 def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
-    output = script("print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))")
+    output = script(
+        "print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))"
+    )
     assert output == "1"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_has_its_own_helpers() -> None:
-    """A child that is forked while other threads run kernels has neither its parent's helpers nor torch's threads."""
+    """A child that is forked while other threads run kernels has neither its parent's helpers nor
+    torch's threads.
+    """
     output = script("""
 before = train(rest=0.02)
 other = threading.Thread(target=lambda: [train() for _ in range(5)])

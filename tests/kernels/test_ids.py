@@ -47,9 +47,15 @@ def layout(rows: list[int]) -> GroupLayout:
     """Return a layout with one pooled feature per table."""
     count, zeros = len(rows), np.zeros(len(rows), dtype=np.int64)
     return GroupLayout(
-        width=4, base=np.cumsum([0, *rows[:-1]]), rows=np.array(rows), column=zeros, mean=zeros, sequence=zeros,
-        table_start=np.arange(count + 1), table_features=np.arange(count),
-    )  # fmt: skip
+        width=4,
+        base=np.cumsum([0, *rows[:-1]]),
+        rows=np.array(rows),
+        column=zeros,
+        mean=zeros,
+        sequence=zeros,
+        table_start=np.arange(count + 1),
+        table_features=np.arange(count),
+    )
 
 
 @pytest.mark.parametrize("singles", [False, True])
@@ -60,7 +66,9 @@ def test_rows_of_a_batch_are_marked(singles: bool) -> None:
     lengths = np.ones((3, size), dtype=np.int64) if singles else draws.integers(0, 3, (3, size))
     values = np.concatenate([draws.integers(0, rows[table], lengths[table].sum()) for table in range(3)])
     offsets = None if singles else np.cumsum([0, *lengths.reshape(-1)])
-    mark_rows(group, BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), bits)
+    mark_rows(
+        group, BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), bits
+    )
     actual = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
     assert set(actual) == set(values + np.repeat(group.base, lengths.sum(1)))
 
@@ -78,7 +86,12 @@ def test_the_first_id_out_of_range_is_reported(singles: bool, kind: type) -> Non
         assert first_outside(group, bags) == place
     # Bags behind the filled ones are not looked up. In a jagged batch they are empty.
     few = BagBatch(
-        values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3), filled=np.array([3, 5, 24])
+        values=values,
+        offsets=offsets,
+        weights=None,
+        batch=size,
+        key=np.arange(3),
+        filled=np.array([3, 5, 24]),
     )
     assert first_outside(group, few) == (-1 if singles else 3)
 

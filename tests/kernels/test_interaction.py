@@ -17,10 +17,15 @@ from stratarec.kernels.random.reference import mix, uniform_row
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize(("batch", "features"), sized([(0, 2), (1, 1), (17, 3), (17, 27)], [(3, 1), (3, 3)]))
-@pytest.mark.parametrize("width", [3, 16])  # kernels are compiled for each width; the other tests use width 16
+@pytest.mark.parametrize(
+    ("batch", "features"), sized([(0, 2), (1, 1), (17, 3), (17, 27)], [(3, 1), (3, 3)])
+)
+# kernels are compiled for each width; the other tests use width 16
+@pytest.mark.parametrize("width", [3, 16])
 @pytest.mark.parametrize("dense", [True, False])
-def test_interaction_and_gradients_match_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
+def test_interaction_and_gradients_match_the_reference(
+    batch: int, features: int, width: int, dense: bool
+) -> None:
     torch.manual_seed(0)
     front = torch.randn(batch, width, requires_grad=True) if dense else None
     pooled = torch.randn(batch, features, width, requires_grad=True)
@@ -33,7 +38,9 @@ def test_interaction_and_gradients_match_the_reference(batch: int, features: int
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(expected)
     for mine, theirs in zip(
-        torch.autograd.grad(actual, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
+        torch.autograd.grad(actual, inputs, gradient),
+        torch.autograd.grad(expected, inputs, gradient),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -45,12 +52,17 @@ def test_interaction_and_gradients_match_the_reference(batch: int, features: int
     ("shared", "starts"),
     sized(
         [
-            ("01", [0, 1]), ("1", [0, 5, 6, 20]), ("0", list(range(21))), ("0110", [0, 5, 6, 20]),
-            ("0110", list(range(21))), ("101111011", [0, *range(2, 300, 3), 300]), ("111111", [0, 1]),
+            ("01", [0, 1]),
+            ("1", [0, 5, 6, 20]),
+            ("0", list(range(21))),
+            ("0110", [0, 5, 6, 20]),
+            ("0110", list(range(21))),
+            ("101111011", [0, *range(2, 300, 3), 300]),
+            ("111111", [0, 1]),
         ],
         [("0", [0, 5, 6, 9]), ("0110", [0, 5, 6, 9])],
     ),
-)  # fmt: skip
+)
 def test_products_of_segments_match_the_reference_for_any_number_of_threads(
     shared: str, width: int, dense: bool, starts: list[int]
 ) -> None:
@@ -68,7 +80,8 @@ def test_products_of_segments_match_the_reference_for_any_number_of_threads(
         torch.set_num_threads(threads)
         padded = segment_interaction(front, pooled, flags, segments)
         assert all(
-            part.shape[1] % 8 == 0 and not part[:, len(own) :].any() for part, own in zip(padded, columns, strict=True)
+            part.shape[1] % 8 == 0 and not part[:, len(own) :].any()
+            for part, own in zip(padded, columns, strict=True)
         )
         actual = [part[:, : len(own)] for part, own in zip(padded, columns, strict=True)]
         mine = torch.autograd.grad(actual, inputs, gradients)

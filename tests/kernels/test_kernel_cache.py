@@ -1,4 +1,6 @@
-"""Test where compiled kernels are cached if neither the package nor the home directory is writable."""
+"""Test where compiled kernels are cached if neither the package nor the home directory is
+writable.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def test_a_directory_that_others_may_write_is_not_used(
     tmp_path: Path, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numba unpickles what it finds there."""
-    monkeypatch.setattr(CacheImpl, "_locator_classes", [])  # no directory is writable, so caching is an error
+    # no directory is writable, so caching is an error
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
     folder = tmp_path / f"stratarec-kernels-{os.geteuid()}"
     if others == "may write":
         folder.mkdir()

@@ -43,7 +43,9 @@ def count_in_pieces(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.
     lookback = Lookback(recent=RECENT, window=WINDOW, memory=MEMORY, second=2, contexts=2)
     hashes = mix_array(shown.astype(np.uint64))  # the hash of 0 is 0
     edges = [0, *cuts, len(log)]
-    parts = [lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)]
+    parts = [
+        lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)
+    ]
     return np.concatenate(parts)
 
 

@@ -1,5 +1,5 @@
-"""Test negatives of clicks: only allowed clicks are drawn, all with the same probability, and pieces do not change the
-draws.
+"""Test negatives of clicks: only allowed clicks are drawn, all with the same probability, and
+pieces do not change the draws.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ Log = tuple[np.ndarray, np.ndarray, np.ndarray]
 def random_log(seed: int, clicks: int, users: int, splits: int) -> Log:
     draws = np.random.default_rng(seed)
     times = np.sort(draws.integers(0, clicks, clicks)) // 3 * 3
-    return times, draws.integers(0, users, clicks).astype(np.uint64), draws.integers(0, splits, clicks).astype(np.int8)
+    return (
+        times,
+        draws.integers(0, users, clicks).astype(np.uint64),
+        draws.integers(0, splits, clicks).astype(np.int8),
+    )
 
 
-def draw(log: Log, first: int, last: int, window: int, negatives: int, number: int | None = None) -> np.ndarray:
+def draw(
+    log: Log, first: int, last: int, window: int, negatives: int, number: int | None = None
+) -> np.ndarray:
     number = first if number is None else number
     return draw_negatives(*log, clicks=(first, last), window=window, count=negatives, key=7, number=number)
 
@@ -48,10 +54,13 @@ def test_only_following_clicks_of_other_users_in_the_same_split_are_drawn(
 
 @pytest.mark.parametrize("own", [2, 300])
 def test_every_candidate_is_equally_likely(own: int) -> None:
-    # With 300 clicks of the same user in the window most draws fail, and the window is searched instead.
+    # With 300 clicks of the same user in the window most draws fail, and the window is searched
+    # instead.
     users = np.array([1] + [1] * own + [2, 3, 4, 5, 6], dtype=np.uint64)
     log = np.arange(len(users)), users, np.zeros(len(users), dtype=np.int8)
-    drawn = np.concatenate([draw(log, 0, 1, len(users), 4, number=number) for number in range(5000)]).ravel()
+    drawn = np.concatenate(
+        [draw(log, 0, 1, len(users), 4, number=number) for number in range(5000)]
+    ).ravel()
     counts = np.bincount(drawn - own - 1, minlength=5)
     expected = drawn.size / 5
     assert ((counts - expected) ** 2 / expected).sum() < 23.5  # chi-square, 4 degrees of freedom, p = 1e-4

@@ -42,7 +42,9 @@ def test_functions_that_only_kernels_call_have_machine_code_only_there() -> None
         assert bool(compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)) == has_code
 
 
-@pytest.mark.skipif(find_library("tbb") is not None, reason="the library that the test needs to be absent is installed")
+@pytest.mark.skipif(
+    find_library("tbb") is not None, reason="the library that the test needs to be absent is installed"
+)
 def test_a_system_without_a_library_of_threads_is_refused() -> None:
     code = (
         "from stratarec.kernels.runtime import threads\n"

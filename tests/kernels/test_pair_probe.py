@@ -1,5 +1,5 @@
-"""Test the online probe of pairs: it matches its reference, its statistics have mean 0 and variance 1, and it detects
-pairs that interact.
+"""Test the online probe of pairs: it matches its reference, its statistics have mean 0 and variance
+1, and it detects pairs that interact.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ import pytest
 from stratarec.kernels.pair_probe import new_state, observe, reference_observe
 
 
-def draw(samples: int, features: int, codes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return codes, numbers (the second column belongs to the bias) and labels of equal probability."""
+def draw(
+    samples: int, features: int, codes: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes, numbers (the second column belongs to the bias) and labels of equal
+    probability.
+    """
     draws = np.random.default_rng(seed)
     numbers = np.stack([draws.normal(size=samples), np.ones(samples)], axis=1)
-    return draws.integers(0, codes, (samples, features)), numbers, draws.integers(0, 2, samples).astype(float)
+    return (
+        draws.integers(0, codes, (samples, features)),
+        numbers,
+        draws.integers(0, 2, samples).astype(float),
+    )
 
 
 @pytest.mark.interpreted

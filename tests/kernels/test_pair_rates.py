@@ -21,7 +21,9 @@ EDGES = ((2, 0.5), (2, 2.0), (3, -1.0))
 
 
 def draw(seed: int, entries: int = 60) -> PairRates:
-    """Return rates of a pair of categorical columns, of one of both kinds, and of one of dense columns."""
+    """Return rates of a pair of categorical columns, of one of both kinds, and of one of dense
+    columns.
+    """
     draws = np.random.default_rng(seed)
     codes = np.unique(draws.choice([0, 1, 2, 3, CODES - 1], (entries, 2)), axis=0)
     keys = [(pair, *code) for pair in range(3) for code in codes if draws.random() < 0.7]
@@ -44,7 +46,11 @@ def test_rates_match_a_dictionary(seed: int, entries: int, size: int) -> None:
     known = {(int(pair), int(first), int(second)): rate for pair, first, second, rate in rates.rates}
 
     def code(row: np.ndarray[tuple[int], np.dtype[np.float32]], column: int) -> int:
-        return int(row[column]) if column < S else sum(row[column] >= edge for place, edge in EDGES if place == column)
+        return (
+            int(row[column])
+            if column < S
+            else sum(row[column] >= edge for place, edge in EDGES if place == column)
+        )
 
     expected = [
         [
@@ -99,7 +105,9 @@ def packed_rates(rows: np.ndarray[Any, Any], rates: PairRates, categorical: int)
         ),
         *(
             ("rates", 1, field, value)
-            for field, values in enumerate(((-1, 3, 0.5), (-1, CODES, 0.5), (-1, CODES, 0.5), (-0.1, 1.1, np.nan)))
+            for field, values in enumerate(
+                ((-1, 3, 0.5), (-1, CODES, 0.5), (-1, CODES, 0.5), (-0.1, 1.1, np.nan))
+            )
             for value in values
         ),
         *(

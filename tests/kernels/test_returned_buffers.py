@@ -1,4 +1,6 @@
-"""Test that a buffer may be returned at any time: a thread that has a pool's lock may run the garbage collector."""
+"""Test that a buffer may be returned at any time: a thread that has a pool's lock may run the
+garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_buffer_that_is_returned_under_the_lock_is_reused(
     assert empty().data_ptr() == address
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep free memory by their own rules")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other allocators keep free memory by their own rules"
+)
 def test_free_memory_is_used_again_without_page_faults() -> None:
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -64,5 +68,6 @@ def test_free_memory_is_used_again_without_page_faults() -> None:
         before = faults()
         torch.ones(1 << 24)
         counts.append(faults() - before)
-    # Memory that was returned has a fault for each page or huge page, 32 at least. Other code may take the free block.
+    # Memory that was returned has a fault for each page or huge page, 32 at least. Other code may
+    # take the free block.
     assert sorted(counts)[2] < 16

@@ -13,10 +13,15 @@ from stratarec.kernels.raw_values.row_features import RowPlan, RowValues, comput
 from stratarec.kernels.raw_values.value_index import TextValues, ValueIndex, VocabularyKeys
 
 # Hashes are products modulo 2^64, about which the interpreter warns.
-pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")]
+pytestmark = [
+    pytest.mark.interpreted,
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
 
 WIDTHS, BUCKETS, COLUMNS = (3, 16, 3, 0), 2, 25
-"""Widths of the tables of four features: two of integers, then two of texts. The last one is not pooled."""
+"""Widths of the tables of four features: two of integers, then two of texts. The last one is not
+pooled.
+"""
 WORDS = ["a", "bc", "é", "", "x" * 300]
 LARGEST = np.finfo(np.float32).max
 
@@ -50,14 +55,18 @@ def test_features_match_loops(rows: int, lists: bool) -> None:
     firsts, sizes = [0, 60, 600, 0], [len(values) + BUCKETS for values in known]
     starts = {0: 20, 1: 4, 2: 0, 3: 0}
     plan = RowPlan(
-        sparse=np.array([(3 - p, p, firsts[p], WIDTHS[p], starts[p], p == 1) for p in range(4)], dtype=np.int64),
+        sparse=np.array(
+            [(3 - p, p, firsts[p], WIDTHS[p], starts[p], p == 1) for p in range(4)], dtype=np.int64
+        ),
         dense=np.array([(1, 0.5, 2.0), (0, 1.0, 1e-30), (0, 0.0, 1.0)]),
         vocabularies=ValueIndex([vocabulary(values) for values in known]).arrays,
         weights=draws.normal(size=700).astype(np.float32),
         columns=COLUMNS,
     )
     lengths = draws.integers(0, 4, (4, rows)) if lists else np.ones((4, rows), int)
-    bags = [[[draws.choice(np.array(asked[p], object)) for _ in range(n)] for n in lengths[p]] for p in range(4)]
+    bags = [
+        [[draws.choice(np.array(asked[p], object)) for _ in range(n)] for n in lengths[p]] for p in range(4)
+    ]
     numbers = draws.normal(size=(3, rows)) * 100
     numbers[:, 0] = -3.0, 1e20, -0.0
     numbers[0, -1] = np.nan if rows > 1 else 0.0
@@ -66,14 +75,22 @@ def test_features_match_loops(rows: int, lists: bool) -> None:
     texts = joined(words)
     parts = [integers, np.diff(texts.offsets), lengths.reshape(-1) if lists else []]
     values = RowValues(
-        rows, numbers.reshape(-1), np.log1p(np.abs(numbers)).reshape(-1), 1e20, len(integers), len(words),
-        np.concatenate([np.array(part, dtype=np.int64) for part in parts]), texts.content,
-    )  # fmt: skip
+        rows,
+        numbers.reshape(-1),
+        np.log1p(np.abs(numbers)).reshape(-1),
+        1e20,
+        len(integers),
+        len(words),
+        np.concatenate([np.array(part, dtype=np.int64) for part in parts]),
+        texts.content,
+    )
     features = compute_features(plan, values)
     assert features is not None
     raw = numbers.copy()
     raw[0] = np.sign(raw[0]) * np.log1p(np.abs(raw[0]))
-    expected = np.nan_to_num(((raw.T - plan.dense[:, 1]) / plan.dense[:, 2]), nan=0.0).clip(-LARGEST, LARGEST)
+    expected = np.nan_to_num(((raw.T - plan.dense[:, 1]) / plan.dense[:, 2]), nan=0.0).clip(
+        -LARGEST, LARGEST
+    )
     np.testing.assert_array_equal(features.dense.view(np.int32), expected.astype(np.float32).view(np.int32))
     pooled, ids = np.full((rows, COLUMNS), np.nan, np.float32), []
     for p in (3, 2, 1, 0):  # in the order of features

@@ -1,4 +1,6 @@
-"""Compare rows read by index, and their sums, with the reference, and with the kernels of the host bit for bit."""
+"""Compare rows read by index, and their sums, with the reference, and with the kernels of the host
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,19 @@ def with_room(rows: Tensor, room: int = 40) -> Tensor:
 
 def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     draws = torch.Generator().manual_seed(1)
-    return torch.autograd.grad(output, inputs, torch.randn(output.shape, generator=draws), retain_graph=True)
+    return torch.autograd.grad(
+        output, inputs, torch.randn(output.shape, generator=draws), retain_graph=True
+    )
 
 
 @pytest.mark.parametrize("stride", [0, 9])
 def test_both_directions_match_the_reference(batch: Batch, stride: int) -> None:
     index = RowIndex.of_windows(batch.start, batch.length, rows=40, stride=stride, room=128)
     rows, values = with_room(batch.rows), batch.some(128, WIDTH)
-    pairs = (take(rows, index), reference_take(rows, index)), (add_up(values, index), reference_add_up(values, index))
+    pairs = (
+        (take(rows, index), reference_take(rows, index)),
+        (add_up(values, index), reference_add_up(values, index)),
+    )
     for (one, other), leaf in zip(pairs, (batch.rows, values), strict=True):
         assert torch.equal(one, other)
         if leaf is batch.rows:

@@ -1,4 +1,6 @@
-"""Test the number of cores that a process may use, and that waiting for a kernel changes no bit of its result."""
+"""Test the number of cores that a process may use, and that waiting for a kernel changes no bit of
+its result.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ OTHER = "34 31 0:33 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"
 def v1(group: str, quota: int) -> dict[str, str]:
     """Create the files of a control group (version 1) with a quota in microseconds."""
     return {
-        f"sys/fs/cgroup/cpu{group}/cpu.cfs_{name}_us": str(us) for name, us in (("quota", quota), ("period", 10**5))
+        f"sys/fs/cgroup/cpu{group}/cpu.cfs_{name}_us": str(us)
+        for name, us in (("quota", quota), ("period", 10**5))
     }
 
 
@@ -61,10 +64,20 @@ def test_the_quota_is_the_minimum_of_a_group_and_its_ancestors(tmp_path: Path, s
 MEMORY_V1 = "35 31 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
 GROUPS: dict[str, tuple[str, str, dict[str, str], int | None]] = {
     "v2": (V2, "0::/a", {"sys/fs/cgroup/a/memory.max": "1000000\n"}, 10**6),
-    "v2, above": (V2, "0::/a/b", {"sys/fs/cgroup/a/memory.max": "5000", "sys/fs/cgroup/a/b/memory.max": "max"}, 5000),
+    "v2, above": (
+        V2,
+        "0::/a/b",
+        {"sys/fs/cgroup/a/memory.max": "5000", "sys/fs/cgroup/a/b/memory.max": "max"},
+        5000,
+    ),
     "v2, none": (V2, "0::/a", {"sys/fs/cgroup/a/memory.max": "max"}, None),
     "v1": (MEMORY_V1, "5:memory:/a", {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096"}, 4096),
-    "v1, none": (MEMORY_V1, "5:memory:/", {"sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096)}, None),
+    "v1, none": (
+        MEMORY_V1,
+        "5:memory:/",
+        {"sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096)},
+        None,
+    ),
 }
 
 

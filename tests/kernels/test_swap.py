@@ -1,4 +1,6 @@
-"""Compare the swap kernel with its plain form: the same records, slots and bits for any codec and width."""
+"""Compare the swap kernel with its plain form: the same records, slots and bits for any codec and
+width.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,23 @@ def layout_of() -> cache.CacheLayout:
 def lookups_of(number: int) -> BagBatch:
     generator = np.random.default_rng(number)
     values = np.concatenate([generator.integers(0, rows, LOOKUPS) for rows in ROWS])
-    return BagBatch(values=values, offsets=None, weights=None, batch=LOOKUPS, key=np.arange(2, dtype=np.int64))
+    return BagBatch(
+        values=values, offsets=None, weights=None, batch=LOOKUPS, key=np.arange(2, dtype=np.int64)
+    )
 
 
 def group_of(width: int) -> GroupLayout:
     zeros = np.zeros(2, dtype=np.int64)
     return GroupLayout(
-        width=width, base=np.array([0, SLOTS]), rows=np.full(2, SLOTS), column=zeros, mean=zeros, sequence=zeros,
-        table_start=np.arange(3, dtype=np.int64), table_features=np.arange(2, dtype=np.int64),
-    )  # fmt: skip
+        width=width,
+        base=np.array([0, SLOTS]),
+        rows=np.full(2, SLOTS),
+        column=zeros,
+        mean=zeros,
+        sequence=zeros,
+        table_start=np.arange(3, dtype=np.int64),
+        table_features=np.arange(2, dtype=np.int64),
+    )
 
 
 class Side:
@@ -56,11 +66,18 @@ class Side:
         floats = (np.zeros(2 * SLOTS * size, np.float32) for size in sizes)
         self.slots = (*floats, np.zeros(2 * SLOTS * form.clock, np.int32))
         rows = int(ROWS.sum())
-        self.home = (np.zeros((rows, form.record_bytes), np.uint8), *(np.zeros(rows // 8 + 1, np.uint8) for _ in "wc"))
+        self.home = (
+            np.zeros((rows, form.record_bytes), np.uint8),
+            *(np.zeros(rows // 8 + 1, np.uint8) for _ in "wc"),
+        )
 
 
 def move_plainly(
-    place: cache.CacheLayout, moves: tuple[cache.Moves, cache.Moves], form: RecordLayout, side: Side, write: int
+    place: cache.CacheLayout,
+    moves: tuple[cache.Moves, cache.Moves],
+    form: RecordLayout,
+    side: Side,
+    write: int,
 ):
     (outgoing, incoming), (home, written, changed) = moves, side.home
     assert codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
@@ -72,14 +89,22 @@ def move_plainly(
 
 
 def nothing_of(moves: cache.Moves) -> cache.Moves:
-    return cache.Moves(rows=moves.rows[:0], slots=moves.slots[:0], tables=moves.tables[:0], keys=moves.keys[:0])
+    return cache.Moves(
+        rows=moves.rows[:0], slots=moves.slots[:0], tables=moves.tables[:0], keys=moves.keys[:0]
+    )
 
 
 def form_of(kind: str, width: int, full_state: int) -> RecordLayout:
     return RecordLayout(
-        kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
-        full_state=full_state, clock=full_state == 2,
-    )  # fmt: skip
+        kind=KINDS[kind],
+        stochastic=True,
+        wide_parameters=False,
+        wide_state=False,
+        width=width,
+        row_state=True,
+        full_state=full_state,
+        clock=full_state == 2,
+    )
 
 
 @pytest.mark.interpreted
@@ -95,7 +120,7 @@ def test_the_swap_moves_the_same_as_its_plain_form(kind: str, width: int, full_s
         out = np.empty(len(lookups.values), np.int32)
         done = cache.stage(
             group_of(width), place, state, lookups, out, stamp=number, horizon=number, workspace=workspace
-        )  # fmt: skip
+        )
         released = cache.released(place, done, workspace)
         move_plainly(place, cache.moves(place, done, workspace), form, plain, number)
         move_plainly(place, (released, nothing_of(released)), form, fused, number)
@@ -116,9 +141,15 @@ def test_an_evicted_row_that_the_codec_cannot_represent_is_named() -> None:
     for number in range(20):
         lookups = lookups_of(number)
         done = cache.stage(
-            group_of(8), place, state, lookups, np.empty(len(lookups.values), np.int32), stamp=number, horizon=number,
+            group_of(8),
+            place,
+            state,
+            lookups,
+            np.empty(len(lookups.values), np.int32),
+            stamp=number,
+            horizon=number,
             workspace=workspace,
-        )  # fmt: skip
+        )
         released = cache.released(place, done, workspace)
         victims = [row for row in cache.moves(place, done, workspace)[0].rows if row not in released.rows]
         if victims:

@@ -23,7 +23,9 @@ def run(members, counter, numbers):
 
 
 def numbers_of(members: team.Team) -> list[int]:
-    """Return the number that each member took from a counter that starts at 1, or 0 if the member did not run."""
+    """Return the number that each member took from a counter that starts at 1, or 0 if the member
+    did not run.
+    """
     counter, numbers = np.ones(1, dtype=np.int64), np.zeros(members.threads, dtype=np.int64)
     run(members, counter, numbers)
     return [int(number) for number in numbers]
@@ -39,7 +41,9 @@ def test_every_member_of_a_team_runs_once_and_takes_a_unique_number() -> None:
 
 @njit(nogil=True)
 def sum_and_fill(rounds):
-    """Return the sum of two arrays as they were in each round before they were filled, and the sum of their parts."""
+    """Return the sum of two arrays as they were in each round before they were filled, and the sum
+    of their parts.
+    """
     before, after = 0.0, 0.0
     for _ in range(rounds):
         words, floats = stack_array(19, np.int64), stack_array(3, np.float32)

@@ -13,8 +13,17 @@ import xxhash
 
 from stratarec.kernels.raw_values.text_hash import hash_texts
 
-# The algorithm treats lengths up to 3, 8, 16, 128 and 240 and longer texts differently; these in blocks of 1,024.
-LENGTHS = [*range(260), *range(1000, 1100, 3), *range(2040, 2060), 3 * 1024, 3 * 1024 + 1, 3 * 1024 + 64, 5000]
+# The algorithm treats lengths up to 3, 8, 16, 128 and 240 and longer texts differently; these in
+# blocks of 1,024.
+LENGTHS = [
+    *range(260),
+    *range(1000, 1100, 3),
+    *range(2040, 2060),
+    3 * 1024,
+    3 * 1024 + 1,
+    3 * 1024 + 64,
+    5000,
+]
 
 
 @pytest.mark.interpreted
@@ -56,7 +65,11 @@ def test_hashes_are_compiled_first_for_a_caller_that_counts_no_references(tmp_pa
     """So does a service whose columns are integers, on a machine where no kernel was compiled."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     result = subprocess.run(
-        [sys.executable, "-c", CALLED_BY_A_BODY], check=False, capture_output=True, text=True, env=environment
+        [sys.executable, "-c", CALLED_BY_A_BODY],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert int(result.stdout) == xxhash.xxh3_64_intdigest(bytes(300))

@@ -1,4 +1,6 @@
-"""Compare sums of trees with the reference, and test that invalid trees are refused instead of read out of range."""
+"""Compare sums of trees with the reference, and test that invalid trees are refused instead of read
+out of range.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
         child = 2 * places + 1 + side
         nodes[:, :, 2 + side] = np.where(child < N, child, N - child - 1)
     arrays = (
-        np.stack([np.arange(trees) * M // max(trees, 1), np.full(trees, N)], axis=1), nodes.reshape(inner, NODE_FIELDS),
-        np.where(draws.random(K) < 0.02, -1 - codes, codes), draws.normal(size=inner + trees),
-    )  # fmt: skip
+        np.stack([np.arange(trees) * M // max(trees, 1), np.full(trees, N)], axis=1),
+        nodes.reshape(inner, NODE_FIELDS),
+        np.where(draws.random(K) < 0.02, -1 - codes, codes),
+        draws.normal(size=inner + trees),
+    )
     arrays[2][-1] = -1 - codes[-1]
     rows = draws.integers(-20, 300, (140, COLUMNS)) + draws.choice([0.0, 0.5], (140, COLUMNS))
     rows[:10, 0] = [np.nan, 0, CODES - 1, CODES, -1, 1e30, -1e30, 255.5, -0.5, -2]
@@ -91,7 +95,9 @@ def test_invalid_trees_terminate(array: str, field: int, value: float) -> None:
         changed = getattr(arrays, array)[:end]
         (changed if array == "sets" else changed[:, field])[...] = value
         packed = pack_trees(arrays, COLUMNS, M)
-        if (array, field) in (("nodes", 2), ("nodes", 3)) or (array == "trees" and not 0 <= value < (M, N + 1)[field]):
+        if (array, field) in (("nodes", 2), ("nodes", 3)) or (
+            array == "trees" and not 0 <= value < (M, N + 1)[field]
+        ):
             assert packed is None
         if value == 0.5 and (array, field) != ("nodes", 1):  # not a whole number
             assert packed is None
@@ -119,7 +125,9 @@ def test_a_constant_and_an_uneven_tree() -> None:
     nodes[:, 1] = np.arange(30)
     nodes[:, 2], nodes[:, 3] = -1 - np.arange(30), np.append(np.arange(1, 30), -31)
     trees = np.array([[0, 0], [0, 30]])
-    arrays = TreeArrays(*(array.astype(np.float32) for array in (trees, nodes, np.zeros(0), np.arange(1, 33))))
+    arrays = TreeArrays(
+        *(array.astype(np.float32) for array in (trees, nodes, np.zeros(0), np.arange(1, 33)))
+    )
     rows = np.arange(-2, 33, dtype=np.float32)[:, None]
     packed = pack_trees(arrays, 1, 1)
     assert packed is not None

@@ -17,7 +17,9 @@ def numbers(hashes: list[int], buckets: int, spread: int = 1) -> VocabularyKeys:
     """Return a vocabulary of integers that are `spread` positions apart."""
     order = sorted(range(len(hashes)), key=hashes.__getitem__)
     places = np.array(order, dtype=np.int32) * spread
-    return VocabularyKeys(np.array([hashes[place] for place in order], dtype=np.uint64), places, buckets, None)
+    return VocabularyKeys(
+        np.array([hashes[place] for place in order], dtype=np.uint64), places, buckets, None
+    )
 
 
 def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKeys:
@@ -25,7 +27,9 @@ def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKey
     return hashed._replace(texts=texts([values[place] for place in hashed.places]))
 
 
-def check(vocabularies: list[VocabularyKeys], number: int, keys: list[int], asked: list[bytes] | None) -> list[int]:
+def check(
+    vocabularies: list[VocabularyKeys], number: int, keys: list[int], asked: list[bytes] | None
+) -> list[int]:
     """Look up hashes in a vocabulary, and the texts that have them."""
     hashes, given = np.array(keys, dtype=np.uint64), None if asked is None else texts(asked)
     result = ValueIndex(vocabularies).find(number, hashes, given)

@@ -1,4 +1,6 @@
-"""Test rows in registers and teams: fixed orders of summation, streaming stores, and every task done once."""
+"""Test rows in registers and teams: fixed orders of summation, streaming stores, and every task
+done once.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ def reduce(lanes, rows, out):
     for i in range(U(4)):
         out[i] = total(load(rows, i * U(lanes), lanes))
     store_totals(
-        out, U(4), load(rows, U(0), lanes), load(rows, U(lanes), lanes), load(rows, U(2 * lanes), lanes),
+        out,
+        U(4),
+        load(rows, U(0), lanes),
+        load(rows, U(lanes), lanes),
+        load(rows, U(2 * lanes), lanes),
         load(rows, U(3 * lanes), lanes),
-    )  # fmt: skip
+    )
 
 
 def reducer(lanes: int) -> Any:

@@ -1,8 +1,9 @@
 """Test kernels that keep rows in vector registers, for every width and instruction set.
 
-The interpreter checks every index and address at every width. Compiled kernels run at one width, once for each
-instruction set of this processor. The set determines which stores need aligned addresses and which conversions call a
-library; the process crashes if an address is not aligned or the library is missing.
+The interpreter checks every index and address at every width. Compiled kernels run at one width,
+once for each instruction set of this processor. The set determines which stores need aligned
+addresses and which conversions call a library; the process crashes if an address is not aligned or
+the library is missing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from stratarec.kernels.simd.vector import LANES, blocks
 from stratarec.kernels.update import Gradients, RowUpdate, Slots, UpdateWorkspace, reference, update
 
 TESTS = Path(__file__).parents[1]
-# 272 is 4 blocks of 68 floats, the second of which starts in the middle of a cache line, or 17 blocks of 16.
+# 272 is 4 blocks of 68 floats, the second of which starts in the middle of a cache line, or 17
+# blocks of 16.
 EVERY = sized([272], [*range(1, 34), *range(34, 601, 27), 272, 274, 599])
-# Rows of more than 32 short blocks take the interpreter 20 times as long as all others, so only two of them run.
+# Rows of more than 32 short blocks take the interpreter 20 times as long as all others, so only two
+# of them run.
 WIDTHS = [width for width in EVERY if width // blocks(width)[0] <= 32 or width in (274, 599)]
 ROWS, SAMPLES = 3, 2
 UPDATES = ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam")
@@ -49,9 +52,15 @@ def group_of(width: int, second: int) -> GroupLayout:
     """
     zeros = np.zeros(2, dtype=np.int64)
     return GroupLayout(
-        width=width, base=zeros, rows=np.full(2, ROWS), column=np.array([0, second]), mean=zeros, sequence=zeros,
-        table_start=np.array([0, 2]), table_features=np.arange(2),
-    )  # fmt: skip
+        width=width,
+        base=zeros,
+        rows=np.full(2, ROWS),
+        column=np.array([0, second]),
+        mean=zeros,
+        sequence=zeros,
+        table_start=np.array([0, 2]),
+        table_features=np.arange(2),
+    )
 
 
 def lookups_of(width: int) -> BagBatch:
@@ -69,8 +78,9 @@ def weights_of(width: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.interpreted
 def test_rows_of_every_width_are_pooled_into_large_outputs() -> None:
-    # Outputs from 4 MiB are streamed. Here a few samples have many columns. With one more column per sample, or an
-    # output that starts one float later, addresses are no longer multiples of 64 bytes.
+    # Outputs from 4 MiB are streamed. Here a few samples have many columns. With one more column
+    # per sample, or an output that starts one float later, addresses are no longer multiples of 64
+    # bytes.
     columns = (1 << 20) // SAMPLES
     memory = allocate(SAMPLES * (columns + LANES) + LANES)
     outs = [
@@ -80,12 +90,16 @@ def test_rows_of_every_width_are_pooled_into_large_outputs() -> None:
     for width in EVERY:
         weights, bags = weights_of(width), lookups_of(width)
         rows = weights.reshape(ROWS, width)[bags.values].reshape(2, SAMPLES, width)
-        for out, second in product(outs, (width, width + 1)) if WANTED and width % 8 == 0 else ((outs[0], width),):
+        for out, second in (
+            product(outs, (width, width + 1)) if WANTED and width % 8 == 0 else ((outs[0], width),)
+        ):
             used = out[:, : second + width + 1]
             used[:] = -1
             assert pool(weights, group_of(width, second), bags, torch.from_numpy(out)) == -1
             for first, expected in ((0, rows[0]), (second, rows[1])):
-                np.testing.assert_array_equal(used[:, first : first + width], expected, err_msg=f"width {width}")
+                np.testing.assert_array_equal(
+                    used[:, first : first + width], expected, err_msg=f"width {width}"
+                )
             assert (used[:, second + width] == -1).all()
     for width in WIDTHS:
         weights, bags = weights_of(width), lookups_of(width)
@@ -95,11 +109,15 @@ def test_rows_of_every_width_are_pooled_into_large_outputs() -> None:
         np.testing.assert_array_equal(gathered.numpy(), rows[1], err_msg=f"width {width}")
         gradient, actual = np.ones((SAMPLES, 2 * width), np.float32), torch.zeros(2 * SAMPLES)
         weight_gradient(weights, group_of(width, width), bags, torch.from_numpy(gradient), actual)
-        np.testing.assert_allclose(actual, rows.sum(-1).reshape(-1), rtol=1e-4, atol=1e-4, err_msg=f"width {width}")
+        np.testing.assert_allclose(
+            actual, rows.sum(-1).reshape(-1), rtol=1e-4, atol=1e-4, err_msg=f"width {width}"
+        )
 
 
 def rule_of(kind: str) -> RowUpdate:
-    return RowUpdate(kind=kind, rate=0.1, eps=1e-6, decay=0.01, decoupled=kind == "adam", beta1=0.9, beta2=0.99, step=1)
+    return RowUpdate(
+        kind=kind, rate=0.1, eps=1e-6, decay=0.01, decoupled=kind == "adam", beta1=0.9, beta2=0.99, step=1
+    )
 
 
 def state_of(rule: RowUpdate, slots: Slots, row: int, width: int) -> dict[str, torch.Tensor]:
@@ -125,14 +143,17 @@ def test_rows_of_every_width_are_updated() -> None:
         full = allocate(ROWS * width * (2 if rule.kind == "adam" else 1))
         slots = Slots(weights, allocate(ROWS), full, np.zeros(0, np.int32))
         lookups = [
-            (int(row), gradient[i % SAMPLES, i // SAMPLES * width :][:width], 1.0) for i, row in enumerate(bags.values)
+            (int(row), gradient[i % SAMPLES, i // SAMPLES * width :][:width], 1.0)
+            for i, row in enumerate(bags.values)
         ]
         expected = torch.from_numpy(weights.reshape(ROWS, width).copy())
         for row, total in reference.row_gradients(lookups).items():
             reference.update_row(rule, expected[row], total, state_of(rule, slots, row, width))
         update(slots, group_of(width, width), bags, Gradients(gradient, []), rule, UpdateWorkspace())
         actual = torch.from_numpy(weights).view(ROWS, width)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}, {rule.kind}")
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}, {rule.kind}"
+        )
 
 
 @pytest.mark.slow
@@ -147,7 +168,9 @@ def test_products_of_rows_of_every_width() -> None:
         actual = dot_interaction(dense, pooled)[:, : expected.shape[1]]
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}")
         for mine, plain in zip(
-            torch.autograd.grad(actual.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
+            torch.autograd.grad(actual.sum(), inputs),
+            torch.autograd.grad(expected.sum(), inputs),
+            strict=True,
         ):
             torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4, msg=f"width {width}")
         sample, events = dense.detach(), pooled.detach()[0]
@@ -163,19 +186,34 @@ def test_products_of_rows_of_every_width() -> None:
 def test_records_of_every_width_keep_their_rows(kind: str) -> None:
     for width in sized(range(1, 601, 31), range(1, 601, 53)):
         form = RecordLayout(
-            kind=KINDS[kind], stochastic=True, wide_parameters=False, wide_state=False, width=width, row_state=True,
-            full_state=0, clock=False,
-        )  # fmt: skip
+            kind=KINDS[kind],
+            stochastic=True,
+            wide_parameters=False,
+            wide_state=False,
+            width=width,
+            row_state=True,
+            full_state=0,
+            clock=False,
+        )
         places, keys = np.arange(ROWS), np.arange(ROWS, dtype=np.uint64)
-        slots = (weights_of(width), np.ones(ROWS, np.float32), np.zeros(1, np.float32), np.zeros(0, np.int32))
-        records, again = np.zeros((ROWS, form.record_bytes), np.uint8), tuple(np.zeros_like(part) for part in slots)
+        slots = (
+            weights_of(width),
+            np.ones(ROWS, np.float32),
+            np.zeros(1, np.float32),
+            np.zeros(0, np.int32),
+        )
+        records, again = (
+            np.zeros((ROWS, form.record_bytes), np.uint8),
+            tuple(np.zeros_like(part) for part in slots),
+        )
         assert codec.encode(form, slots, places, records, places, keys, 1) < 0
         codec.decode(form, records, places, again, places)
         step = 1.0 if kind == "int4" else 0.05
         np.testing.assert_allclose(again[0], slots[0], atol=step, rtol=0.01, err_msg=f"width {width}")
 
 
-# Names of the instruction sets, and LLVM's names of the features that each adds to the previous ones.
+# Names of the instruction sets, and LLVM's names of the features that each adds to the previous
+# ones.
 SETS = {
     "x86-64-v2": (),
     "x86-64-v3": ("avx2", "fma", "f16c", "bmi2"),
@@ -185,7 +223,9 @@ SETS = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(WANTED, reason="compiles")
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86 processors")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86 processors"
+)
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_run_compiled_for_every_instruction_set(name: str, tmp_path: Path) -> None:
     present = get_host_cpu_features()
@@ -194,11 +234,19 @@ def test_kernels_run_compiled_for_every_instruction_set(name: str, tmp_path: Pat
     # LLVM prefers vectors of half the size on some, but not all, processors with AVX-512.
     features = "-prefer-256-bit" if name == "x86-64-v4" else ""
     environment: dict[str, Any] = {
-        **os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
-    }  # fmt: skip
+        **os.environ,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
     chosen = ("-k", "pooled or products or half", __file__, str(TESTS / "kernels" / "test_codec.py"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen], cwd=TESTS.parent,
-        env=environment, capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen],
+        cwd=TESTS.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,4 +1,6 @@
-"""Test a metric of another package: runs are measured and chosen by it, and it is listed with the others."""
+"""Test a metric of another package: runs are measured and chosen by it, and it is listed with the
+others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def brier(samples: Samples) -> float:
 def registered() -> Iterator[None]:
     """Register a metric as a package does."""
     about = "Mean squared distance of the label from its probability."
-    METRICS.register("brier", Metric(about=about, label="Brier score", measure=brier, better="lower", headline=True))
+    METRICS.register(
+        "brier", Metric(about=about, label="Brier score", measure=brier, better="lower", headline=True)
+    )
     yield
     del METRICS["brier"]
 
@@ -35,7 +39,9 @@ def registered() -> Iterator[None]:
 @pytest.mark.usefixtures("registered")
 def test_a_run_is_measured_and_chosen_by_a_metric_of_a_package(tmp_path: Path) -> None:
     stopping = {"patience": 2, "metric": "brier"}
-    content = with_values(tiny(tmp_path, epochs=1), {"train.early_stopping": stopping, "train.report": True})
+    content = with_values(
+        tiny(tmp_path, epochs=1), {"train.early_stopping": stopping, "train.report": True}
+    )
     recipe = Recipe.from_dict(content)
     trainer = Trainer(recipe, prepared(recipe.data), SilentProgress())
     result = trainer.train()

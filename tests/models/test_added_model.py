@@ -1,4 +1,6 @@
-"""Test a model that a program registers: it is trained, resumed, exported and scored like the others."""
+"""Test a model that a program registers: it is trained, resumed, exported and scored like the
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Test that the checks of `stratarec.testing` pass for our models and codecs, and fail where a contract is broken."""
+"""Test that the checks of `stratarec.testing` pass for our models and codecs, and fail where a
+contract is broken.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ class NoFeatures(FMScore):
         (ReadsBehind, {}, "behind those of the segments"),
     ],
 )
-def test_a_model_that_cannot_be_checked_says_why(kind: type[FMScore], changes: dict[str, Any], message: str) -> None:
+def test_a_model_that_cannot_be_checked_says_why(
+    kind: type[FMScore], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(AssertionError, match=message):
         check_score(kind, replace(CONFIG, **changes))
 
@@ -117,7 +121,9 @@ def test_the_models_of_the_documentation_pass(dense: int, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "package"))
     import stratarec_nfm
 
-    check_score(stratarec_nfm.NFMScore, stratarec_nfm.NFMConfig(embedding_dim=4, deep_mlp=(8,)), dense=dense)
+    check_score(
+        stratarec_nfm.NFMScore, stratarec_nfm.NFMConfig(embedding_dim=4, deep_mlp=(8,)), dense=dense
+    )
     check_score(FMScore, CONFIG, dense=dense)
     del sys.modules["stratarec_nfm"]
 

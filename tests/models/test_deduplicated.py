@@ -1,5 +1,5 @@
-"""Test that deduplicated batches train like expanded ones: pooled vectors bitwise, gradients and updates up to
-rounding.
+"""Test that deduplicated batches train like expanded ones: pooled vectors bitwise, gradients and
+updates up to rounding.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ def schema() -> Schema:
 def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
     lengths = torch.tensor([0, *(len(bag) for bag in bags)])
     values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int32)
-    return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
+    return KeyedJagged(
+        keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys)
+    )
 
 
 def number_distinct(batch: Batch) -> Batch:
-    """Return the batch as the loader does: distinct values numbered by first appearance, none unused."""
+    """Return the batch as the loader does: distinct values numbered by first appearance, none
+    unused.
+    """
     return batch.replace(groups=tuple(group.compact() for group in batch.groups))
 
 
 def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False) -> Batch:
-    """Return samples of a few sessions: each sample has its own item, os and tags are in one group, and histories are
-    overlapping windows.
+    """Return samples of a few sessions: each sample has its own item, os and tags are in one group,
+    and histories are overlapping windows.
 
-    `spare` adds distinct values that no sample uses, so that there may be more of them than samples. With `scattered`,
-    samples of a session are not adjacent.
+    `spare` adds distinct values that no sample uses, so that there may be more of them than
+    samples. With `scattered`, samples of a session are not adjacent.
     """
     draws = torch.Generator().manual_seed(seed)
     distinct, windows = 5 + spare, 7 + spare
@@ -57,7 +61,8 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False
         return torch.randint(0, high, (count,), generator=draws).tolist()  # type: ignore[no-any-return]
 
     context = keyed(
-        ("os", "tags"), [*([i] if i else [] for i in ids(5, distinct)), *(ids(9, n) for n in ids(4, distinct))]
+        ("os", "tags"),
+        [*([i] if i else [] for i in ids(5, distinct)), *(ids(9, n) for n in ids(4, distinct))],
     )
     length = torch.tensor(ids(25, windows))
     start = torch.tensor([int(30 * share) for share in torch.rand(windows, generator=draws)])
@@ -70,15 +75,21 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False
     return Batch(
         label=torch.tensor(ids(2, size)).float(),
         dense=torch.rand(size, 1, generator=draws),
-        sparse=KeyedJagged(keys=("item",), values=torch.tensor(ids(60, size)), offsets=None, batch_size=size),
-        groups=(InverseJagged(unique=context, inverse=inverses[0]), InverseJagged(unique=history, inverse=inverses[1])),
+        sparse=KeyedJagged(
+            keys=("item",), values=torch.tensor(ids(60, size)), offsets=None, batch_size=size
+        ),
+        groups=(
+            InverseJagged(unique=context, inverse=inverses[0]),
+            InverseJagged(unique=history, inverse=inverses[1]),
+        ),
     )
 
 
 def models() -> list[ModelConfig]:
     histories = [HistoryConfig(pooling=pooling) for pooling in POOLINGS]  # type: ignore[arg-type]
     configs: list[ModelConfig] = [
-        DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=history) for history in histories
+        DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=history)
+        for history in histories
     ]
     configs.append(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), interaction="cat"))
     return [*configs, DCNv2Config(embedding_dim=8, deep_mlp=(8,), history=histories[2])]
@@ -109,8 +120,12 @@ def test_pooled_vectors_match_the_expanded_path_bit_for_bit(
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_groups_with_few_repetitions_are_looked_up_by_sample(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model(DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling=pooling)), schema(), ROWS, seed=3)  # type: ignore[arg-type]
+def test_groups_with_few_repetitions_are_looked_up_by_sample(
+    pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_model(
+        DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling=pooling)), schema(), ROWS, seed=3
+    )  # type: ignore[arg-type]
     grouped, keys = number_distinct(batch()), model.network.sequence_keys
     pooled = [group for group in grouped.groups if not set(group.keys) <= set(keys)]
     ids = [group.bags().values.numel() * (group.factor - 1) for group in pooled]
@@ -120,13 +135,17 @@ def test_groups_with_few_repetitions_are_looked_up_by_sample(pooling: str, monke
         assert (request.starts is None) == by_sample
         with torch.no_grad():
             _, result, _, segments = model.vectors(grouped, request)
-            result = result if segments is None else segments.expand(result.view(grouped.size, -1, 4)).flatten(1)
+            result = (
+                result if segments is None else segments.expand(result.view(grouped.size, -1, 4)).flatten(1)
+            )
             assert torch.equal(result, model.embeddings(grouped.expanded(KEYS).sparse).pooled)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("config", models(), ids=name)
-def test_training_on_distinct_values_matches_training_on_expanded_batches(config: ModelConfig, precision: str) -> None:
+def test_training_on_distinct_values_matches_training_on_expanded_batches(
+    config: ModelConfig, precision: str
+) -> None:
     rule = RowOptimizerConfig(kind="sgd", learning_rate=0.5)
     pair = [build_model(config, schema(), ROWS, optimizer=rule, seed=3) for _ in range(2)]
     tolerance = 1e-5 if precision == "float32" else 2e-2
@@ -153,9 +172,16 @@ def test_training_on_distinct_values_matches_training_on_expanded_batches(config
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_rows_shared_by_two_groups_get_one_update(pooling: str, scattered: bool) -> None:
-    """Row-wise Adagrad uses the sum of a row's gradients once. Two updates with the parts would give another result."""
-    config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
-    pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(learning_rate=0.1), seed=1) for _ in "ab"]
+    """Row-wise Adagrad uses the sum of a row's gradients once. Two updates with the parts would
+    give another result.
+    """
+    config = DLRMConfig(
+        embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling)
+    )  # type: ignore[arg-type]
+    pair = [
+        build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(learning_rate=0.1), seed=1)
+        for _ in "ab"
+    ]
     grouped = batch(seed=9, scattered=scattered)
     for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
         functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
@@ -166,7 +192,9 @@ def test_rows_shared_by_two_groups_get_one_update(pooling: str, scattered: bool)
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_one_sample_and_empty_histories(pooling: str) -> None:
-    config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
+    config = DLRMConfig(
+        embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling)
+    )  # type: ignore[arg-type]
     model = build_model(config, schema(), ROWS)
     grouped = batch(size=1)
     empty = JaggedWindows(
@@ -186,10 +214,14 @@ def test_one_sample_and_empty_histories(pooling: str) -> None:
 )
 def test_an_item_that_samples_share(config: ModelConfig) -> None:
     """The item itself may be constant in a session. The network then needs it for every sample."""
-    pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd"), seed=2) for _ in "ab"]
+    pair = [
+        build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd"), seed=2) for _ in "ab"
+    ]
     plain = batch(seed=4)
     item = keyed(("item",), [[7], [3], [3], []])
-    own = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=torch.zeros(1).long(), batch_size=40)
+    own = KeyedJagged(
+        keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=torch.zeros(1).long(), batch_size=40
+    )
     shared = InverseJagged(unique=item, inverse=torch.arange(40, dtype=torch.int32) // 10)
     grouped = plain.replace(sparse=own, groups=(shared, *plain.groups))
     losses = []

@@ -1,4 +1,6 @@
-"""Test that an ensemble is the weighted mean of its members' formulas and that each member has its own loss."""
+"""Test that an ensemble is the weighted mean of its members' formulas and that each member has its
+own loss.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,18 @@ NAMES = ("item", "tags", "place")
 
 
 def score(dense: int) -> Any:
-    """Return a network in float64 and evaluation mode with random weights and quantiles, two of which are equal."""
+    """Return a network in float64 and evaluation mode with random weights and quantiles, two of
+    which are equal.
+    """
     torch.manual_seed(1)
     network = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
     for weight in network.parameters():
         nn.init.normal_(weight, 0.3, 0.5)
     network.out.weights.copy_(torch.rand(K).softmax(0))
     if dense:
-        edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(dense).unsqueeze(1)
+        edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(
+            dense
+        ).unsqueeze(1)
         network.set_quantiles(edges)
     return network
 
@@ -76,7 +82,10 @@ def test_a_score_is_the_weighted_mean_of_its_members_and_training_returns_each(d
     numbers = torch.randn(5, dense, dtype=torch.float64) * 4
     vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
     each = torch.stack(
-        [torch.cat([member(ensemble, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)]
+        [
+            torch.cat([member(ensemble, k, x, rows) for k in range(K)])
+            for x, rows in zip(numbers, vectors, strict=True)
+        ]
     )
     mean = (each * ensemble.out.weights).sum(1)
     torch.testing.assert_close(ensemble(numbers, vectors), mean, rtol=1e-5, atol=1e-5, check_dtype=False)
@@ -134,7 +143,9 @@ def test_a_number_that_is_nan_is_not_hidden() -> None:
     for weight in ensemble.parameters():
         nn.init.zeros_(weight)
     ensemble.set_quantiles(torch.arange(12.0).view(2, 6))
-    logits = ensemble(torch.tensor([[float("nan"), 1.0], [0.0, 1.0]]), torch.ones(2, 1, CONFIG.vector_width))
+    logits = ensemble(
+        torch.tensor([[float("nan"), 1.0], [0.0, 1.0]]), torch.ones(2, 1, CONFIG.vector_width)
+    )
     assert logits.isnan().any(1).tolist() == [True, False]
 
 
@@ -169,7 +180,9 @@ def test_a_member_drops_fields_with_their_first_order_weights() -> None:
         torch.testing.assert_close(
             logits[:, k].unique(), torch.tensor([0, 1.25 * 11, 125, 1.25 * 111]), rtol=1e-4, atol=1e-4
         )
-        torch.testing.assert_close((logits[:, k] < 100).float().mean(), torch.tensor(0.2), atol=0.02, rtol=0)
+        torch.testing.assert_close(
+            (logits[:, k] < 100).float().mean(), torch.tensor(0.2), atol=0.02, rtol=0
+        )
 
 
 def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> None:
@@ -197,7 +210,9 @@ def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> N
         (BatchNorm(2), "running_var", [1.0, -0.1]),
     ],
 )
-def test_values_that_a_network_cannot_have_are_named(module: torch.nn.Module, name: str, values: list[Any]) -> None:
+def test_values_that_a_network_cannot_have_are_named(
+    module: torch.nn.Module, name: str, values: list[Any]
+) -> None:
     network = Network.__new__(Network)
     torch.nn.Module.__init__(network)
     network.layer = module
@@ -218,7 +233,10 @@ def test_every_trained_tensor_has_a_part_for_each_member() -> None:
 
 
 def test_shared_vectors_score_like_one_vector_per_sample() -> None:
-    ensemble, segments = score(1).float(), Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    ensemble, segments = (
+        score(1).float(),
+        Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True)),
+    )
     rows = torch.randn(6, 3, CONFIG.vector_width)
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
@@ -232,7 +250,10 @@ def test_the_loss_is_the_mean_of_the_members_losses(weighted: bool) -> None:
     batch = replace(batch_of([[1]] * 6), label=label, weight=weight)
     assert isinstance(batch, Batch)
     one = torch.stack(
-        [functional.binary_cross_entropy_with_logits(member, label, weight, reduction="sum") for member in logits.T]
+        [
+            functional.binary_cross_entropy_with_logits(member, label, weight, reduction="sum")
+            for member in logits.T
+        ]
     ).mean()
     total = 6.0 if weight is None else float(weight.sum())
     torch.testing.assert_close(Objective().mean(logits, batch), one / total)

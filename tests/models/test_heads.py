@@ -1,4 +1,6 @@
-"""Compare several labels on one network, with a shared bottom or mixtures of experts, with the formula."""
+"""Compare several labels on one network, with a shared bottom or mixtures of experts, with the
+formula.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_mixture_of_experts_matches_the_formula() -> None:
 @pytest.mark.parametrize("kind", ["shared_bottom", "mmoe"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_every_label_trains_its_own_and_the_shared_part(config: ModelConfig, kind: Any, precision: torch.dtype) -> None:
+def test_every_label_trains_its_own_and_the_shared_part(
+    config: ModelConfig, kind: Any, precision: torch.dtype
+) -> None:
     model = build_model(with_heads(config, kind), schema_of(), ROWS, click_rates=[0.3, 0.01, 0.5])
     for tower, rate in zip(model.network.score.out.towers, (0.3, 0.01, 0.5), strict=True):  # type: ignore[union-attr]
         assert tower[-1].bias.item() == pytest.approx(math.log(rate / (1 - rate)))  # type: ignore[index, operator]
@@ -83,7 +87,7 @@ def test_the_loss_is_the_weighted_sum_of_masked_means() -> None:
         known = ~label[:, place].isnan()
         loss = nn.functional.binary_cross_entropy_with_logits(
             logits[known, place], label[known, place], reduction="none"
-        )  # fmt: skip
+        )
         expected = expected + factors[place] * (weight[known] * loss).sum() / weight[known].sum()
     objective = Objective(factors)
     actual = objective.mean(logits, batch)
@@ -93,6 +97,9 @@ def test_the_loss_is_the_weighted_sum_of_masked_means() -> None:
     assert grads[0].isfinite().all()
     # Two processes with a part of the batch each.
     parts = [batch.replace(label=label[rows], weight=weight[rows]) for rows in (slice(0, 7), slice(7, 20))]
-    sums = [objective.sums(logits[rows], part) for rows, part in zip((slice(0, 7), slice(7, 20)), parts, strict=True)]
+    sums = [
+        objective.sums(logits[rows], part)
+        for rows, part in zip((slice(0, 7), slice(7, 20)), parts, strict=True)
+    ]
     weights = [sum(each) for each in zip(*(objective.weights(part) for part in parts), strict=True)]
     torch.testing.assert_close(sum(objective.joined(each, weights) for each in sums), expected)

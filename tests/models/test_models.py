@@ -1,4 +1,6 @@
-"""Test models: weights are a function of the seed, the loss trains all of them, and padding does not change them."""
+"""Test models: weights are a function of the seed, the loss trains all of them, and padding does
+not change them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ ROWS = {"item": 40, "tags": 12, "place": 5}
 
 
 def schema(dense: int = 2, history: bool = True) -> Schema:
-    sparse = [SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")]
+    sparse = [
+        SparseFeature(name="item"),
+        SparseFeature(name="tags", kind="multi"),
+        SparseFeature(name="place"),
+    ]
     if history:
         sparse.append(SparseFeature(name="history", kind="history", of="item", max_length=6))
     columns = tuple(DenseFeature(name=f"d{i}") for i in range(dense))
@@ -94,12 +100,16 @@ def test_other_samples_and_padding_never_change_a_score(config: ModelConfig, poo
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("pooling", POOLINGS[1:])
-def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: ModelConfig, pooling: Any) -> None:
+def test_the_content_of_the_padding_changes_neither_score_nor_gradient(
+    config: ModelConfig, pooling: Any
+) -> None:
     model = build_model(with_history(config, pooling), schema(), ROWS)
     if pooling == "transformer":
         torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]
     with torch.no_grad():
-        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
+        dense, pooled, (history,), _ = model.vectors(
+            batch_of(HISTORIES), model.request(batch_of(HISTORIES))
+        )
         rows, mask = history.padded()
     results = []
     for filling in (0.0, 1e3):
@@ -122,7 +132,9 @@ def test_padded_histories_score_and_train_like_jagged_ones(config: ModelConfig, 
     model = build_model(with_history(config, pooling), schema(), ROWS)
     results = []
     for padded in (False, True):
-        dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
+        dense, pooled, (history,), _ = model.vectors(
+            batch_of(HISTORIES), model.request(batch_of(HISTORIES))
+        )
         if padded:
             scores = model.network.padded(dense, pooled, *history.padded())
         else:
@@ -145,7 +157,9 @@ def test_a_single_sample_scores_as_in_a_batch(pooling: Any) -> None:
                 for key in batch.sparse.keys:
                     part = batch.sparse[key]
                     first, last = int(part.offsets[place]), int(part.offsets[place + 1])
-                    parts[key] = JaggedTensor(values=part.values[first:last], offsets=torch.tensor([0, last - first]))
+                    parts[key] = JaggedTensor(
+                        values=part.values[first:last], offsets=torch.tensor([0, last - first])
+                    )
                 alone = batch.replace(
                     label=batch.label[place : place + 1],
                     dense=batch.dense[place : place + 1],

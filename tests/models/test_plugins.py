@@ -1,4 +1,6 @@
-"""Test a model of another package: an entry point offers it, and it is trained, exported and scored like any other."""
+"""Test a model of another package: an entry point offers it, and it is trained, exported and scored
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -73,16 +75,21 @@ def test_the_documentation_shows_the_package() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
+def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(
+    site: Path, tmp_path: Path
+) -> None:
     install_example(site)
     config = content(tmp_path, dropout=0.1)
     prepared(Recipe.from_dict(config).data)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
     paths = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
-        [sys.executable, "-m", "stratarec", "train", "r.yaml"], cwd=tmp_path, check=True,
-        env=os.environ | {"PYTHONPATH": paths}, capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "stratarec", "train", "r.yaml"],
+        cwd=tmp_path,
+        check=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+    )
     with open_run(tmp_path / "run") as trained:
         assert type(trained.model.network.score).__name__ == "NFMScore"
         assert trained.recipe.to_dict()["model"]["deep_mlp"] == [8]
@@ -104,7 +111,9 @@ def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: 
         ("dlrm", "StrataRec shadow"),
     ],
 )
-def test_packages_that_offer_no_model_are_refused(site: Path, tmp_path: Path, kind: str, message: str) -> None:
+def test_packages_that_offer_no_model_are_refused(
+    site: Path, tmp_path: Path, kind: str, message: str
+) -> None:
     install_example(site)
     install(site, "lame", {"broken": "lame:Model"}, 'raise ValueError("no luck")\n')
     install(site, "empty", {"absent": "empty:Absent"}, "")

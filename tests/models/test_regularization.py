@@ -1,4 +1,6 @@
-"""Test dropout and batch normalization: their results, what their masks depend on, and that every path applies them."""
+"""Test dropout and batch normalization: their results, what their masks depend on, and that every
+path applies them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype)
     layer, inputs = Dropout(0.3), torch.ones(200, 500, dtype=kind, requires_grad=True)
     result = layer(inputs)
     assert result.dtype == kind
-    assert result.unique().tolist() == pytest.approx([0.0, torch.tensor(1 / 0.7, dtype=kind).item()], rel=1e-4)
+    assert result.unique().tolist() == pytest.approx(
+        [0.0, torch.tensor(1 / 0.7, dtype=kind).item()], rel=1e-4
+    )
     assert float((result == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     result.sum().backward()
     assert inputs.grad is not None

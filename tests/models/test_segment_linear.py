@@ -15,9 +15,15 @@ SEGMENTS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
 
 
 def reference_segment_linear(
-    unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
-    starts: Tensor, *, relu: bool,
-) -> Tensor:  # fmt: skip
+    unshared: Tensor,
+    shared: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    columns: tuple[Tensor, Tensor],
+    starts: Tensor,
+    *,
+    relu: bool,
+) -> Tensor:
     """Compute `segment_linear` by concatenating the inputs of each sample."""
     segment = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
     inputs = unshared.new_zeros(len(unshared), weight.shape[1])
@@ -30,7 +36,9 @@ def reference_segment_linear(
 def inputs_of(width: int, segments: int, padding: int = 1) -> list[Tensor]:
     """Return inputs of samples and of segments with zeros behind them, weight and bias."""
     draws = torch.Generator().manual_seed(width)
-    tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (segments, 3), (width, 7), (width,))]
+    tensors = [
+        torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (segments, 3), (width, 7), (width,))
+    ]
     tensors[:2] = [functional.pad(part, (0, padding)) for part in tensors[:2]]
     return [part.requires_grad_() for part in tensors]
 
@@ -39,7 +47,9 @@ def inputs_of(width: int, segments: int, padding: int = 1) -> list[Tensor]:
 @pytest.mark.parametrize("width", [3, 16])
 @pytest.mark.parametrize("starts", SEGMENTS)
 @pytest.mark.parametrize("relu", [False, True])
-def test_layer_and_gradients_match_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
+def test_layer_and_gradients_match_the_reference(
+    threads: int, width: int, starts: list[int], relu: bool
+) -> None:
     inputs, places = inputs_of(width, len(starts) - 1), torch.tensor(starts)
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1))
     expected = reference_segment_linear(*inputs, COLUMNS, places, relu=relu)
@@ -48,7 +58,8 @@ def test_layer_and_gradients_match_the_reference(threads: int, width: int, start
     actual = segment_linear(*inputs, COLUMNS, places, relu=relu)
     mine = torch.autograd.grad(actual, inputs, gradient)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    # A sum that is zero up to rounding may be positive on one side only, and then the gradients differ.
+    # A sum that is zero up to rounding may be positive on one side only, and then the gradients
+    # differ.
     assert bool(((actual > 0) == (expected > 0)).all())
     for one, other, name in zip(mine, theirs, ("own", "common", "weight", "bias"), strict=True):
         used = {"own": 4, "common": 3}.get(name)
@@ -65,7 +76,9 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
     own, common, weight, bias = (part.detach().bfloat16() for part in inputs)
     samples = (own[:, :4] @ weight[:, COLUMNS[0]].t()).float()
     segments = torch.addmm(bias, common[:, :3], weight[:, COLUMNS[1]].t()).float()
-    expected = (samples + torch.repeat_interleave(segments, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
+    expected = (
+        (samples + torch.repeat_interleave(segments, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
+    )
     assert torch.equal(actual, expected)
     mine = torch.autograd.grad(actual, inputs, gradient)
     # Use the layer's own sign, because rounding may move a sum near zero to either side.
@@ -88,9 +101,15 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_nan_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
-    weight, bias, columns = torch.eye(2), torch.zeros(2), (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
+    weight, bias, columns = (
+        torch.eye(2),
+        torch.zeros(2),
+        (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64)),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
-        result = segment_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
+        result = segment_linear(
+            own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True
+        )
     # nan * 0 is nan, so the first sample has no finite output.
     assert result.isnan().tolist() == [[True, True], [False, False]]
     assert result[1].tolist() == [0.0, 2.0]

@@ -34,7 +34,9 @@ def schema(*, of: bool = True) -> Schema:
 
 def model(pooling: str) -> CTRModel:
     history = HistoryConfig(pooling=pooling)  # type: ignore[arg-type]
-    return build_model(DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(8,), history=history), schema(), ROWS)
+    return build_model(
+        DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(8,), history=history), schema(), ROWS
+    )
 
 
 def draw_columns(sequences: list[list[int]]) -> list[list[int]]:
@@ -46,20 +48,27 @@ def batch() -> Batch:
     size = len(SEQUENCES)
     singles = [[i % 40] for i in range(size)] + [[i % 6] for i in range(size)]
     label = (torch.arange(size) % 2).float()
-    return Batch(label=label, dense=torch.zeros(size, 0), sparse=keyed(KEYS, [*singles, *draw_columns(SEQUENCES)]))
+    return Batch(
+        label=label, dense=torch.zeros(size, 0), sparse=keyed(KEYS, [*singles, *draw_columns(SEQUENCES)])
+    )
 
 
 def grouped(*, apart: bool) -> Batch:
     """Return the same samples with each distinct sequence stored once.
 
-    With `apart`, only features that are not sequences are in groups, with more distinct values than samples.
+    With `apart`, only features that are not sequences are in groups, with more distinct values than
+    samples.
     """
     plain, size = batch(), len(SEQUENCES)
     if apart:
         singles = InverseJagged(unique=plain.sparse.select(KEYS[:2]), inverse=torch.arange(size))
-        spare = InverseJagged(unique=singles.unique.take(torch.arange(3 * size) % size), inverse=torch.arange(size))
+        spare = InverseJagged(
+            unique=singles.unique.take(torch.arange(3 * size) % size), inverse=torch.arange(size)
+        )
         return plain.replace(sparse=plain.sparse.select(KEYS[2:]), groups=(spare,))
-    group = InverseJagged(unique=keyed(KEYS[2:], draw_columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5)
+    group = InverseJagged(
+        unique=keyed(KEYS[2:], draw_columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5
+    )
     return plain.replace(sparse=plain.sparse.select(KEYS[:2]), groups=(group,))
 
 
@@ -99,7 +108,9 @@ def test_distinct_sequences_score_and_train_like_expanded_ones(pooling: str, apa
     for name in ROWS:
         one, other = (ctr_model.embeddings.table(name)["weight"] for ctr_model in pair)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(one, model(pooling).embeddings.table(name)["weight"]), "the table was not trained"
+        assert not torch.equal(one, model(pooling).embeddings.table(name)["weight"]), (
+            "the table was not trained"
+        )
 
 
 @pytest.mark.parametrize("pooling", ["target_attention", "transformer"])

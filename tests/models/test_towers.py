@@ -1,4 +1,6 @@
-"""Test towers: without modules nothing changes, invalid towers are refused, and outputs follow their formula."""
+"""Test towers: without modules nothing changes, invalid towers are refused, and outputs follow
+their formula.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,14 @@ def test_towers_without_modules_match_the_model_without_towers(config: ModelConf
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_tower_outputs_at_most_its_share_and_every_weight_is_trained(
     config: ModelConfig, compression: float
-) -> None:  # fmt: skip
+) -> None:
     model = build_model(towers(config, compression), schema(), ROWS)
     network = model.network
     assert isinstance(network, TowerNetwork)
     for tower, features in zip(network.all_towers, PLAN, strict=True):
         assert 1 <= tower.columns <= len(features) * 8 / compression
-    if config.kind == "dlrm":  # vectors reach the last layers only as products, dense features also directly
+    # vectors reach the last layers only as products, dense features also directly
+    if config.kind == "dlrm":
         vectors = 1 + sum(max(tower.score.vectors, 1) for tower in network.all_towers)
         numbers = sum(tower.columns - 8 * tower.score.vectors for tower in network.all_towers)
         first = next(layer for layer in network.score.top.modules() if isinstance(layer, torch.nn.Linear))

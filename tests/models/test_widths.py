@@ -1,4 +1,6 @@
-"""Test tables of different width, whose vectors a learned projection maps to the width of the model."""
+"""Test tables of different width, whose vectors a learned projection maps to the width of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,29 @@ DIMS = {"os": 4, "item": 16}
 
 
 def config(pooling: Any = "mean", dims: dict[str, int] = DIMS, cross: bool = False) -> ModelConfig:
-    shared: dict[str, Any] = {"embedding_dim": 8, "embedding_dims": dims, "history": HistoryConfig(pooling=pooling)}
+    shared: dict[str, Any] = {
+        "embedding_dim": 8,
+        "embedding_dims": dims,
+        "history": HistoryConfig(pooling=pooling),
+    }
     if cross:
         return DCNv2Config(deep_mlp=(8,), **shared)
     return DLRMConfig(bottom_mlp=(8,), top_mlp=(16,), **shared)
 
 
 def make_model(config: ModelConfig) -> CTRModel:
-    return build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3)
+    return build_model(
+        config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3
+    )
 
 
 def test_a_vector_is_its_projected_row() -> None:
     model, given = make_model(config()), batch().expanded(KEYS)
-    assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {"item": 16, "os": 4, "tags": 8}
+    assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {
+        "item": 16,
+        "os": 4,
+        "tags": 8,
+    }
     assert [tuple(layer.weight.shape) for layer in model.network.projections] == [(8, 16), (8, 4)]
     item, os = (layer.weight for layer in model.network.projections)
     with torch.no_grad():
@@ -46,7 +58,12 @@ def test_a_vector_is_its_projected_row() -> None:
         actual = model.network.projections.of_pooled(pooled)
         places = dict(zip(model.embeddings.pooled_keys, pooled.split([16, 16, 4, 8], 1), strict=True))
         assert model.embeddings.pooled_keys == ("item", "history", "os", "tags")
-        expected = [places["item"] @ item.T, places["history"] @ item.T, places["os"] @ os.T, places["tags"]]
+        expected = [
+            places["item"] @ item.T,
+            places["history"] @ item.T,
+            places["os"] @ os.T,
+            places["tags"],
+        ]
     torch.testing.assert_close(actual, torch.stack(expected, 1))
 
 
@@ -69,11 +86,17 @@ def test_distinct_values_train_like_expanded_ones(pooling: str, cross: bool) -> 
 
 def test_a_run_with_tiers_predicts_the_scores_of_its_export(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
-    log = pl.DataFrame({name: draws.integers(0, most, 1500) for name, most in (("click", 2), ("item", 300), ("os", 5))})
+    log = pl.DataFrame(
+        {name: draws.integers(0, most, 1500) for name, most in (("click", 2), ("item", 300), ("os", 5))}
+    )
     log.write_parquet(tmp_path / "log.parquet")
     config = tiny(tmp_path, epochs=1, max_steps=8)
     schema = {"label": "click", "sparse": [{"name": "item"}, {"name": "os"}]}
-    config["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    config["data"]["source"] = {
+        "kind": "parquet",
+        "paths": [str(tmp_path / "log.parquet")],
+        "schema": schema,
+    }
     config["model"] |= {"embedding_dims": {"os": 4}, "embedding_dim": 8}
     config["memory"] = {"precision": "int8", "cache": {"fraction": 0.5, "ways": 8}}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))

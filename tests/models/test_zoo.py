@@ -1,4 +1,6 @@
-"""Compare every model with the formula of its paper, in any precision, deduplicated or not, and for several labels."""
+"""Compare every model with the formula of its paper, in any precision, deduplicated or not, and for
+several labels.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,20 @@ from torch.nn import functional
 
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import HistoryConfig, ModelConfig, build_model, build_network
-from stratarec.models.zoo.config import DeepFMConfig, DINConfig, FinalMLPConfig, FMConfig, LRConfig, WideDeepConfig
+from stratarec.models.zoo.config import (
+    DeepFMConfig,
+    DINConfig,
+    FinalMLPConfig,
+    FMConfig,
+    LRConfig,
+    WideDeepConfig,
+)
 from stratarec.testing.models import check_shared_vectors
 
 D = 4
-NARROW = D - 1  # for models with a first-order weight behind each vector, because kernels are compiled for rows of four
+# for models with a first-order weight behind each vector, because kernels are compiled for rows of
+# four
+NARROW = D - 1
 CONFIGS: dict[str, ModelConfig] = {
     "lr": LRConfig(),
     "fm": FMConfig(embedding_dim=NARROW),
@@ -75,7 +86,9 @@ def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
     for number, stream in enumerate(score.streams):
         flat = rows[:, :D].flatten()
         if config.gate_features:
-            context = torch.cat([rows[width + NAMES.index(key), -D:] for key in config.gate_features[number]])
+            context = torch.cat(
+                [rows[width + NAMES.index(key), -D:] for key in config.gate_features[number]]
+            )
             body, last = stream.gate
             flat = flat * 2 / (1 + torch.exp(-(last.weight @ mlp(body, context) + last.bias)))
         outputs.append(mlp(stream.deep, flat))
@@ -160,7 +173,9 @@ def test_the_loss_trains_every_weight_and_every_table(name: str, precision: str,
 @each
 def test_training_on_distinct_values_matches_training_on_expanded_batches(name: str) -> None:
     rule = RowOptimizerConfig(kind="sgd", learning_rate=0.1)
-    config = replace(CONFIGS[name], gate_features=(("os",), ("item",))) if "gated" in name else CONFIGS[name]
+    config = (
+        replace(CONFIGS[name], gate_features=(("os",), ("item",))) if "gated" in name else CONFIGS[name]
+    )
     pair = [build_model(config, grouped_schema(), GROUPED_ROWS, optimizer=rule, seed=3) for _ in "ab"]
     for step in range(2):
         grouped = number_distinct(grouped_batch(seed=step))
@@ -170,4 +185,6 @@ def test_training_on_distinct_values_matches_training_on_expanded_batches(name: 
     for one, other in zip(*(model.network.parameters() for model in pair), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
     for table in GROUPED_ROWS:
-        torch.testing.assert_close(*(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            *(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5
+        )

@@ -40,10 +40,16 @@ def parts(
     row: RowShape, rows: int, slots: int, codec: CodecConfig, home: str = "dram", **options: object
 ) -> dict[str, int]:
     components: Parts = cached_bytes(
-        row, rows, home=home, codec=codec, slots=slots,
+        row,
+        rows,
+        home=home,
+        codec=codec,
+        slots=slots,
         **{"traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
-    )  # fmt: skip
-    return {f"{memory} {name}": size for memory, named in components.items() for name, size in named.items()}
+    )
+    return {
+        f"{memory} {name}": size for memory, named in components.items() for name, size in named.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,25 +89,36 @@ def test_a_record_has_the_bytes_that_the_codec_writes(
     assert record_bytes(config, row) == codec.record_bytes
     result = parts(row, 10, 0, config)
     assert sum(size for name, size in result.items() if "record" in name) == 10 * codec.record_bytes
-    assert result.get("dram record state", 0) == 10 * ({"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock)
+    assert result.get("dram record state", 0) == 10 * (
+        {"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock
+    )
 
 
 def test_a_table_in_level_0_has_only_weights_and_state() -> None:
-    assert level0_bytes(shape(16, "rowwise_adagrad"), 1000) == {"dram": {"slot weights": 64_000, "slot state": 4_000}}
+    assert level0_bytes(shape(16, "rowwise_adagrad"), 1000) == {
+        "dram": {"slot weights": 64_000, "slot state": 4_000}
+    }
     assert in_memory(level0_bytes(shape(16, "adagrad"), 1000), "dram") == 128_000
 
 
 def test_a_log_has_locations_in_dram_and_space_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
-    result = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
+    result = parts(
+        shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic
+    )
     record, blocks = 16 + 4 + 4, 8  # 128 cells of 32 bytes in 4096
     assert result["dram locations"] == 4000
     assert result["dram bitmaps"] == 125
     assert result["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
     assert result["block block padding"] == blocks * 4096 - 1000 * record
     assert result["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
-    more = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", dram_rows=80)
-    assert more["dram record weights"] + more["dram record parameters"] + more["dram record state"] == 80 * record
+    more = parts(
+        shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", dram_rows=80
+    )
+    assert (
+        more["dram record weights"] + more["dram record parameters"] + more["dram record state"]
+        == 80 * record
+    )
     assert more["dram bitmaps"] == 125 + 2 * 10
     assert more["block record weights"] == result["block record weights"]
 
@@ -127,10 +144,17 @@ def test_the_buffer_of_a_batch_has_the_planned_bytes_of_a_gpu_and_pinned_memory_
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=8, feature_names=("x",))
     layout, ring = group_layout([table], {"x": 0}, [0], [9]), Ring(driver_of(CPU))
     bags = BagBatch(
-        values=np.zeros(lookups, np.int32), offsets=np.arange(0, lookups + 1, 4),
-        weights=np.ones(lookups, np.float32), batch=lookups // 4, key=np.zeros(1, np.int64),
-    )  # fmt: skip
+        values=np.zeros(lookups, np.int32),
+        offsets=np.arange(0, lookups + 1, 4),
+        weights=np.ones(lookups, np.float32),
+        batch=lookups // 4,
+        key=np.zeros(1, np.int64),
+    )
     BatchBuffer.pack(ring, [DeviceBatch.of(layout, bags, FeatureLists.of(layout, HOST))], ())
-    assert DEVICE_LOOKUP_BYTES * lookups < ring.device_bytes <= WORKSPACE_MARGIN * DEVICE_LOOKUP_BYTES * lookups
+    assert (
+        DEVICE_LOOKUP_BYTES * lookups
+        < ring.device_bytes
+        <= WORKSPACE_MARGIN * DEVICE_LOOKUP_BYTES * lookups
+    )
     # A slot and a weight of each lookup, and the first lookup of each bag.
     assert 9 * lookups < ring.nbytes <= 10 * lookups + 256

@@ -15,7 +15,9 @@ from planning.popular import zipf
 from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
 
 
-def misses(popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1) -> float:
+def misses(
+    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1
+) -> float:
     demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
     return float(expected_misses(popularity, demand).sum())
 
@@ -86,7 +88,9 @@ def simulate_rank(trace: list[NDArray[np.int64]], slots: int, lookahead: int) ->
         rows = batch.tolist()
         misses += number >= WARM and sum(row not in stamps for row in rows)
         stamps.update(dict.fromkeys(rows, number))
-        for row in sorted((row for row, stamp in stamps.items() if stamp < number - lookahead), reverse=True):
+        for row in sorted(
+            (row for row, stamp in stamps.items() if stamp < number - lookahead), reverse=True
+        ):
             if len(stamps) <= slots:
                 break
             del stamps[row]

@@ -51,13 +51,20 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("cache_rows", 2**40), ("cache_rows", -1), ("rows", 2**62), ("width", 10**400),
-        ("pinned", -1), ("lookups", -1.0), ("distinct", 1e300), ("misses", float("nan")),
-        ("bytes", {"dram": {"slot weights": 10**400}}), ("bytes", {"dram": {"slot weights": -1}}),
+        ("cache_rows", 2**40),
+        ("cache_rows", -1),
+        ("rows", 2**62),
+        ("width", 10**400),
+        ("pinned", -1),
+        ("lookups", -1.0),
+        ("distinct", 1e300),
+        ("misses", float("nan")),
+        ("bytes", {"dram": {"slot weights": 10**400}}),
+        ("bytes", {"dram": {"slot weights": -1}}),
         ("seconds", {"compute": -1.0, "staging": 0.0, "device": 0.0}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_impossible_numbers_in_a_plan_are_named(
     content: dict[str, Any], tmp_path: Path, field: str, value: Any
 ) -> None:

@@ -1,4 +1,6 @@
-"""Test placement: budgets hold, a required precision is kept, pinned tables fit, and an error says what to change."""
+"""Test placement: budgets hold, a required precision is kept, pinned tables fit, and an error says
+what to change.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,23 @@ TIERS = Tiers(
     dram=DramTier(sequential_bytes_per_second=2e10, row_bytes_per_second=1e10, bytes=32 << 30),
     threads=2,
     block=BlockTier(
-        path="rows", write_bytes_per_second=5e8, reads_per_second=7e4, read_bytes=4096, parallel=32, direct=True,
+        path="rows",
+        write_bytes_per_second=5e8,
+        reads_per_second=7e4,
+        read_bytes=4096,
+        parallel=32,
+        direct=True,
         free_bytes=64 << 30,
     ),
-    mapped=MappedTier(path="far", write_bytes_per_second=1e9, row_bytes_per_second=2e9, free_bytes=64 << 30),
-)  # fmt: skip
+    mapped=MappedTier(
+        path="far", write_bytes_per_second=1e9, row_bytes_per_second=2e9, free_bytes=64 << 30
+    ),
+)
 
 
-def table(name: str, rows: int, *, width: int = 16, lookups: float = BATCH, exponent: float = 1.05) -> TableSpec:
+def table(
+    name: str, rows: int, *, width: int = 16, lookups: float = BATCH, exponent: float = 1.05
+) -> TableSpec:
     return TableSpec(
         name=name,
         rows=rows,
@@ -56,7 +67,9 @@ def plan(tables: list[TableSpec] | None = None, **section: Any) -> Plan:
 
 
 WORKSPACE = plan().workspace_bytes
-HBM = HbmTier(row_bytes_per_second=1e12, bytes=80 << 30, up_bytes_per_second=2e10, down_bytes_per_second=2e10)
+HBM = HbmTier(
+    row_bytes_per_second=1e12, bytes=80 << 30, up_bytes_per_second=2e10, down_bytes_per_second=2e10
+)
 ON_GPU = replace(TIERS, hbm=HBM)
 
 
@@ -98,8 +111,12 @@ def test_int8_rows_are_in_gpu_memory_if_they_fit_there() -> None:
     placed = place(TABLES, memory, ON_GPU, batch_size=BATCH)
     large = placed["large"]
     assert (large.tier, large.codec.kind) == ("hbm", "int8")
-    # 16 codes, scale and offset as float16, and the state of a row as bfloat16 are 22 bytes, padded to 24.
-    assert sum(size for part, size in large.bytes["hbm"].items() if part.startswith("record ")) == 24 * large.rows
+    # 16 codes, scale and offset as float16, and the state of a row as bfloat16 are 22 bytes, padded
+    # to 24.
+    assert (
+        sum(size for part, size in large.bytes["hbm"].items() if part.startswith("record "))
+        == 24 * large.rows
+    )
     assert placed.used("hbm") <= 80 << 20
     assert large.seconds.total < gpu_plan(hbm=16 << 20, precision="int8")["large"].seconds.total
     assert tier_config(placed, memory, "run", "cuda").tables["large"].home == "hbm"
@@ -134,7 +151,9 @@ CHANGES: dict[str, Callable[[str], tuple[dict[str, Any], int]]] = {
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.9, 0.999])
 @pytest.mark.parametrize("tables", [TABLES, [table("only", 20_000)]], ids=["large", "small"])
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
-def test_each_advice_for_tables_that_do_not_fit_works(share: float, tables: list[TableSpec], precision: str) -> None:
+def test_each_advice_for_tables_that_do_not_fit_works(
+    share: float, tables: list[TableSpec], precision: str
+) -> None:
     def tried(dram: int, batch: int = BATCH, **section: Any) -> str:
         scaled = [replace(each, lookups=each.lookups * batch / BATCH) for each in tables]
         memory = MemoryConfig(**{"dram": dram, "precision": precision, **section})
@@ -193,7 +212,9 @@ def test_precision_is_reduced_only_as_far_as_the_budget_requires() -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 @pytest.mark.parametrize("fraction", [None, 0.001])
-def test_sets_have_slots_for_the_rows_of_all_batches_in_flight(lookahead: int, fraction: float | None) -> None:
+def test_sets_have_slots_for_the_rows_of_all_batches_in_flight(
+    lookahead: int, fraction: float | None
+) -> None:
     placed = plan(precision="int8", lookahead=lookahead, cache=CacheConfig(fraction=fraction))
     for each, spec in zip(placed.tables, TABLES, strict=True):
         expected = spec.popularity.distinct(spec.lookups * (lookahead + 1))
@@ -232,7 +253,9 @@ def test_a_block_device_takes_rows_that_do_not_fit_dram() -> None:
     at_home = sum(each.rows for each in placed.tables if each.tier == "log")
     assert placed.bytes["block"]["record weights"] == at_home * 64
     assert placed.bytes["dram"]["locations"] == at_home * 4
-    assert placed.step_seconds == max(placed.seconds.compute + placed.seconds.staging, placed.seconds.device)
+    assert placed.step_seconds == max(
+        placed.seconds.compute + placed.seconds.staging, placed.seconds.device
+    )
 
 
 def test_dram_smaller_than_any_table_caches_frequent_rows_of_a_log() -> None:

@@ -44,7 +44,9 @@ def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:
     return Plan.from_dict(json.loads(capfd.readouterr().out))
 
 
-def test_json_has_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_has_a_plan_within_its_budgets(
+    home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     recipe = str(home / "recipe.yaml")
     unlimited = as_json(capfd, recipe)
     budget = unlimited.workspace_bytes + int(unlimited.float32_bytes * 0.8)
@@ -54,7 +56,9 @@ def test_json_has_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFix
     assert set(content.budgets) == {"dram", "block"}
 
 
-def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_small_a_budget_is_one_line_and_exit_code_2(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", str(home / "recipe.yaml"), "memory.dram=1KiB"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1

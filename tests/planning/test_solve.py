@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from stratarec.planning.solve import GAP, Groups, solve
 
-candidate = st.tuples(st.floats(0, 1e-2), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**12))
+candidate = st.tuples(
+    st.floats(0, 1e-2), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**12)
+)
 tables = st.lists(st.lists(candidate, min_size=1, max_size=5), min_size=1, max_size=4)
 budget = st.none() | st.integers(0, 10**10)
 
@@ -28,7 +30,11 @@ def test_the_optimum_matches_brute_force(
     shared = data.draw(st.lists(candidate, max_size=2))
     groups = Groups(
         member=[
-            np.array(data.draw(st.lists(st.integers(-1, len(shared) - 1), min_size=len(table), max_size=len(table))))
+            np.array(
+                data.draw(
+                    st.lists(st.integers(-1, len(shared) - 1), min_size=len(table), max_size=len(table))
+                )
+            )
             for table in tables
         ],
         sizes=np.array([each[1:] for each in shared], dtype=np.int64).reshape(len(shared), 3),
@@ -44,7 +50,9 @@ def test_the_optimum_matches_brute_force(
         used = used + sum(size[index] for size, index in zip(sizes, choice, strict=True))
         return all(limit is None or use <= limit for use, limit in zip(used, budgets, strict=True))
 
-    every = [choice for choice in itertools.product(*(range(len(table)) for table in tables)) if fits(choice)]
+    every = [
+        choice for choice in itertools.product(*(range(len(table)) for table in tables)) if fits(choice)
+    ]
     result = solve(costs, sizes, budgets, groups)
     if not every:
         assert result is None

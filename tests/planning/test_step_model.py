@@ -1,5 +1,5 @@
-"""Test the model of a step: identities of bytes, monotonic costs, overlap of preparation and training, and refused
-figures.
+"""Test the model of a step: identities of bytes, monotonic costs, overlap of preparation and
+training, and refused figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from stratarec.planning.step_model import (
 
 LATENCY = Collective(alpha=1e-5, alpha_peer=1e-6)
 CLUSTER = Cluster(
-    hosts=4, ranks=8, inside_bytes_per_second=1e11, between_bytes_per_second=1e10, inside=LATENCY, between=LATENCY
+    hosts=4,
+    ranks=8,
+    inside_bytes_per_second=1e11,
+    between_bytes_per_second=1e10,
+    inside=LATENCY,
+    between=LATENCY,
 )
 WORK = StepWork(batch=1024, features=26, width=64, lookups=30.0, flops=1e6, parameters=10**6)
 TIERS = Tiers(dram=DramTier(row_bytes_per_second=1e11))
@@ -37,9 +42,14 @@ MACHINE = Machine(tiers=TIERS, network=NetworkRates(flops_per_second=1e12), clus
 FLAT, SPTT = ExchangeModel(), ExchangeModel(kind="sptt")
 
 clusters = st.builds(
-    Cluster, hosts=st.integers(1, 200), ranks=st.integers(1, 16), inside_bytes_per_second=st.just(1e11),
-    between_bytes_per_second=st.just(1e10), inside=st.just(LATENCY), between=st.just(LATENCY),
-)  # fmt: skip
+    Cluster,
+    hosts=st.integers(1, 200),
+    ranks=st.integers(1, 16),
+    inside_bytes_per_second=st.just(1e11),
+    between_bytes_per_second=st.just(1e10),
+    inside=st.just(LATENCY),
+    between=st.just(LATENCY),
+)
 wires = st.sampled_from(["fp32", "fp16", "bf16", "int8"])
 
 
@@ -54,11 +64,14 @@ def test_bytes_follow_the_formulas() -> None:
     half = exchange_bytes(CLUSTER, WORK, replace(FLAT, wire="bf16"))
     assert half.between == pytest.approx(rows / 2 * 24 / 32)
     int8 = exchange_bytes(CLUSTER, WORK, replace(FLAT, wire="int8"))
-    assert int8.between == pytest.approx(rows / 256 * 70 * 24 / 32)  # scale, offset and power: two bytes each
+    # scale, offset and power: two bytes each
+    assert int8.between == pytest.approx(rows / 256 * 70 * 24 / 32)
 
 
 @given(clusters, wires)
-def test_sptt_sends_the_bytes_of_flat_between_hosts_and_none_within_a_host(cluster: Cluster, wire: str) -> None:
+def test_sptt_sends_the_bytes_of_flat_between_hosts_and_none_within_a_host(
+    cluster: Cluster, wire: str
+) -> None:
     flat, sptt = (exchange_bytes(cluster, WORK, replace(each, wire=wire)) for each in (FLAT, SPTT))
     assert sptt.between == pytest.approx(flat.between)
     if cluster.hosts == 1:
@@ -74,13 +87,18 @@ def test_sptt_sends_the_bytes_of_flat_between_hosts_and_none_within_a_host(clust
 
 @given(clusters, st.floats(1, 64))
 def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Cluster, ratio: float) -> None:
-    plain, towers = exchange_bytes(cluster, WORK, SPTT), exchange_bytes(cluster, WORK, replace(SPTT, compression=ratio))
+    plain, towers = (
+        exchange_bytes(cluster, WORK, SPTT),
+        exchange_bytes(cluster, WORK, replace(SPTT, compression=ratio)),
+    )
     assert towers.between == pytest.approx(plain.between / ratio)
     assert towers.inside == plain.inside
 
 
 @given(clusters, wires, st.sampled_from(["flat", "sptt"]))
-def test_more_work_takes_longer_and_faster_machines_take_less(cluster: Cluster, wire: str, kind: str) -> None:
+def test_more_work_takes_longer_and_faster_machines_take_less(
+    cluster: Cluster, wire: str, kind: str
+) -> None:
     exchange = ExchangeModel(kind=kind, wire=wire)  # type: ignore[arg-type]
 
     def seconds(work: StepWork = WORK, where: Cluster = cluster, flops: float = 1e12) -> float:
@@ -88,12 +106,20 @@ def test_more_work_takes_longer_and_faster_machines_take_less(cluster: Cluster, 
         return step_time(work, machine, exchange=exchange).total
 
     base = seconds()
-    for change in ({"batch": 2048}, {"features": 52}, {"flops": 2e6}, {"lookups": 60.0}, {"parameters": 2 * 10**6}):
+    for change in (
+        {"batch": 2048},
+        {"features": 52},
+        {"flops": 2e6},
+        {"lookups": 60.0},
+        {"parameters": 2 * 10**6},
+    ):
         assert seconds(replace(WORK, **change)) >= base  # type: ignore[arg-type]
     assert seconds(replace(WORK, gradient_bytes=2)) <= base
     assert seconds(where=replace(cluster, between_bytes_per_second=2e10)) <= base
     assert seconds(where=replace(cluster, inside_bytes_per_second=2e11)) <= base
-    assert seconds(where=replace(cluster, hosts=cluster.hosts + 1)) >= base - 1e-12 or exchange.kind == "sptt"
+    assert (
+        seconds(where=replace(cluster, hosts=cluster.hosts + 1)) >= base - 1e-12 or exchange.kind == "sptt"
+    )
     assert seconds(flops=2e12) < base
 
 
@@ -138,8 +164,24 @@ def test_rates_are_in_bits_per_second(text: str, rate: float) -> None:
     assert parse_rate(text, "--network") == rate
 
 
-@pytest.mark.parametrize("text", ["", "200", "200 Gbit", "200gbit", "200GB", "200Gb", "-1Gbit", "0Gbit", "1e3Gbit",
-                                  "infGbit", "1Gbit/s", "٣Gbit", "9999999999Tbit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "200",
+        "200 Gbit",
+        "200gbit",
+        "200GB",
+        "200Gb",
+        "-1Gbit",
+        "0Gbit",
+        "1e3Gbit",
+        "infGbit",
+        "1Gbit/s",
+        "٣Gbit",
+        "9999999999Tbit",
+    ],
+)
 def test_invalid_rates_are_refused(text: str) -> None:
     with refuses(ConfigError, "--network"):
         parse_rate(text, "--network")
@@ -150,7 +192,9 @@ def test_the_fit_recovers_the_costs_of_its_samples() -> None:
     costs = np.array([1.0, 2e-4, 3e-5, 4e-8, 5e-8])
     counts = draws.random((20, 5)) * [1e-2, 0, 30, 1e5, 1e5] + [0, 1, 0, 0, 0]
     result = WorkCosts(**_fitted(np.column_stack([counts, counts @ costs])))
-    assert [result.bytes_factor, result.step, result.table, result.lookup, result.row] == pytest.approx(costs, rel=1e-3)
+    assert [result.bytes_factor, result.step, result.table, result.lookup, result.row] == pytest.approx(
+        costs, rel=1e-3
+    )
 
 
 def test_without_measurements_only_bytes_count() -> None:
@@ -168,7 +212,9 @@ def test_more_rows_take_more_bytes_of_level0() -> None:
     ("busy_share", "lookahead", "expected"),
     [(1.0, 1, 1 + 2 + 4), (0.5, 1, 3.5), (0.25, 1, 3.0), (1.0, 0, 1 + 2 + 4 + 1.5), (1.0, 1, 20.0)],
 )
-def test_preparation_uses_the_cores_that_training_leaves(busy_share: float, lookahead: int, expected: float) -> None:
+def test_preparation_uses_the_cores_that_training_leaves(
+    busy_share: float, lookahead: int, expected: float
+) -> None:
     device = 20.0 if expected == 20 else 1.5
     tables = TableSeconds(compute=1.0, staging=4.0, device=device)
     step = StepTime(samples=8, tables=tables, network=2.0, lookahead=lookahead, busy_share=busy_share)

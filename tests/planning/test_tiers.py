@@ -10,7 +10,9 @@ from stratarec.planning.machine import Tiers, measure_tiers
 
 
 def memory(root: Path) -> MemoryConfig:
-    return MemoryConfig(block=BlockConfig(path=str(root / "block")), mapped=MappedConfig(path=str(root / "mapped")))
+    return MemoryConfig(
+        block=BlockConfig(path=str(root / "block")), mapped=MappedConfig(path=str(root / "mapped"))
+    )
 
 
 def without_time(tiers: Tiers) -> Tiers:
@@ -18,7 +20,10 @@ def without_time(tiers: Tiers) -> Tiers:
     assert tiers.block is not None
     assert tiers.mapped is not None
     return replace(
-        tiers, age_seconds=0, block=replace(tiers.block, free_bytes=0), mapped=replace(tiers.mapped, free_bytes=0)
+        tiers,
+        age_seconds=0,
+        block=replace(tiers.block, free_bytes=0),
+        mapped=replace(tiers.mapped, free_bytes=0),
     )
 
 

@@ -42,7 +42,9 @@ def plan(home: Path, *arguments: str) -> int:
     return main(["plan", str(home / "recipe.yaml"), "-q", *arguments])
 
 
-def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_towers_are_printed_written_and_loaded(
+    home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path, report = tmp_path / "recipe.yaml", tmp_path / "towers.html"
     before = (home / "recipe.yaml").read_text()
     path.write_text(before)
@@ -70,7 +72,9 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
 
 
-def test_steps_on_a_cluster_are_a_table_with_its_assumptions(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_on_a_cluster_are_a_table_with_its_assumptions(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -94,7 +98,9 @@ def test_steps_on_a_cluster_are_a_table_with_its_assumptions(home: Path, capsys:
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
-    assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
+    assert flat["step"] == pytest.approx(
+        sum(flat[part] for part in ("compute", "reduction", "inside", "between"))
+    )
 
 
 def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
@@ -114,7 +120,8 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     # All memory of the card except the network, a batch and a reserve.
     assert 0.9 * 80e9 < plan_of_rows["budgets"]["hbm"] < 80e9 - (512 << 20)
     assert plan_of_rows["predicted"]["bytes"]["dram"] == 0
-    # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the gradients of the vectors back.
+    # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the gradients of the
+    # vectors back.
     width = Recipe.load(home / "recipe.yaml").model.vector_width
     assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
     assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
@@ -130,7 +137,9 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     assert any(placed.tier == "dram" for placed in loaded.tables)
 
 
-def test_rows_in_host_memory_need_no_plan_of_gpu_memory(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_in_host_memory_need_no_plan_of_gpu_memory(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for options in (("--device", "a100", "memory.hbm=0"), ("--device", "t4")):  # too old for the kernels
         assert plan(home, *options, "--json") == 0
         content = json.loads(capsys.readouterr().out)
@@ -149,6 +158,6 @@ def test_rows_in_host_memory_need_no_plan_of_gpu_memory(home: Path, capsys: pyte
 )
 def test_missing_gpu_memory_is_one_line(
     fields: list[str], words: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     assert plan(home, *fields) == 2
     check_refusal(words, capsys.readouterr().err)

@@ -1,5 +1,5 @@
-"""Test the assignment of features to towers: planted blocks are recovered, bounds are kept, and errors name the
-obstacle.
+"""Test the assignment of features to towers: planted blocks are recovered, bounds are kept, and
+errors name the obstacle.
 """
 
 from __future__ import annotations
@@ -47,14 +47,30 @@ BLOCKS = 4
 
 def planted(root: Path) -> Recipe:
     """Return features with few values in four blocks that interact, and a small model of them."""
-    source = {"kind": "synthetic", "samples": 100_000, "scale": 0.001, "max_rows": 30, "signal": 2.5, "blocks": BLOCKS}
-    return Recipe.from_dict({
-        "name": "planted",
-        "data": {"path": str(root / "data"), "source": source, "split": {"by": "fraction", "valid": 0, "test": 0.05}},
-        "model": {"kind": "dcnv2", "embedding_dim": 8, "cross_layers": 1, "deep_mlp": [64]},
-        "train": {"batch_size": 512, "dense": {"kind": "adam", "learning_rate": 0.003},
-                  "embedding": {"kind": "rowwise_adagrad", "learning_rate": 0.1}},
-    })  # fmt: skip
+    source = {
+        "kind": "synthetic",
+        "samples": 100_000,
+        "scale": 0.001,
+        "max_rows": 30,
+        "signal": 2.5,
+        "blocks": BLOCKS,
+    }
+    return Recipe.from_dict(
+        {
+            "name": "planted",
+            "data": {
+                "path": str(root / "data"),
+                "source": source,
+                "split": {"by": "fraction", "valid": 0, "test": 0.05},
+            },
+            "model": {"kind": "dcnv2", "embedding_dim": 8, "cross_layers": 1, "deep_mlp": [64]},
+            "train": {
+                "batch_size": 512,
+                "dense": {"kind": "adam", "learning_rate": 0.003},
+                "embedding": {"kind": "rowwise_adagrad", "learning_rate": 0.1},
+            },
+        }
+    )
 
 
 def same_pairs(plan: TowerPlan) -> set[frozenset[str]]:
@@ -88,7 +104,9 @@ def test_features_that_share_ids_share_a_tower_with_features_they_interact_with(
     columns = {name: values[:, place] for place, name in enumerate("abcdef")}
     # Feature d has lists of values, of which only the first counts, or none.
     columns["d"] = pl.Series([[value, 9] if value else [] for value in values[:, 3].tolist()])
-    frame = pl.DataFrame({"label": (draws.random(samples) < 1 / (1 + np.exp(-odds))).astype(np.uint8), **columns})
+    frame = pl.DataFrame(
+        {"label": (draws.random(samples) < 1 / (1 + np.exp(-odds))).astype(np.uint8), **columns}
+    )
     kinds: dict[str, Any] = {"b": {"vocabulary": "a"}, "d": {"kind": "multi"}}
     sparse = tuple(SparseFeature(name=name, **kinds.get(name, {})) for name in "abcdef")
     config = log_config(tmp_path, Schema(label="label", sparse=sparse), frame)
@@ -130,7 +148,9 @@ def test_towers_follow_only_interactions_in_both_halves_of_the_samples(seed: int
         ([["a"], ["b"]], 1, "--towers 1 2"),
     ],
 )
-def test_features_that_cannot_fill_the_towers_are_refused(groups: list[list[str]], towers: int, words: str) -> None:
+def test_features_that_cannot_fill_the_towers_are_refused(
+    groups: list[list[str]], towers: int, words: str
+) -> None:
     items = [Item(features=tuple(names), tables=tuple(names), bytes=4, lookups=1.0) for names in groups]
     with refuses(ConfigError, words):
         check_bounds(items, TowerBounds(towers=towers))
@@ -148,8 +168,13 @@ def test_a_plan_for_other_features_is_refused(plan: tuple[tuple[str, ...], ...],
 
 def test_an_infinite_number_is_refused() -> None:
     probe = InteractionProbe(("a", "b"), 1)
-    bags = {name: JaggedTensor(values=torch.zeros(2, dtype=torch.int64), offsets=torch.arange(3)) for name in "ab"}
-    batch = Batch(label=torch.ones(2), dense=torch.tensor([[1.0], [math.inf]]), sparse=KeyedJagged.from_features(bags))
+    bags = {
+        name: JaggedTensor(values=torch.zeros(2, dtype=torch.int64), offsets=torch.arange(3))
+        for name in "ab"
+    }
+    batch = Batch(
+        label=torch.ones(2), dense=torch.tensor([[1.0], [math.inf]]), sparse=KeyedJagged.from_features(bags)
+    )
     with refuses(TrainingError, "loss probe dense finite"):
         probe.learn(batch)
 
@@ -188,12 +213,23 @@ def test_clusters_have_the_affinities_of_an_exhaustive_search(seed: int) -> None
 @settings(max_examples=15)
 def test_an_assignment_keeps_its_bounds_or_does_not_exist(data: st.DataObject) -> None:
     count, clusters = data.draw(st.integers(2, 6)), data.draw(st.integers(2, 3))
-    weights = np.array(data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**15)), min_size=count,
-                                          max_size=count)), dtype=float)  # fmt: skip
+    weights = np.array(
+        data.draw(
+            st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**15)), min_size=count, max_size=count)
+        ),
+        dtype=float,
+    )
     most = np.array([data.draw(st.integers(1, 12)), data.draw(st.integers(0, 3 * 10**15))], dtype=float)
     limits = Limits(weights=weights, least=np.array([data.draw(st.integers(0, 3)), 0.0]), most=most)
-    costs = np.array(data.draw(st.lists(st.lists(st.floats(0, 9), min_size=clusters, max_size=clusters),
-                                        min_size=count, max_size=count)))  # fmt: skip
+    costs = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.floats(0, 9), min_size=clusters, max_size=clusters),
+                min_size=count,
+                max_size=count,
+            )
+        )
+    )
     every = [np.array(labels) for labels in itertools.product(range(clusters), repeat=count)]
     fine = [costs[range(count), labels].sum() for labels in every if limits.hold(labels, clusters)]
     result = assign(costs, limits)
@@ -203,7 +239,9 @@ def test_an_assignment_keeps_its_bounds_or_does_not_exist(data: st.DataObject) -
         assert costs[range(count), result].sum() <= min(fine) + 1e-3
 
 
-ITEMS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1, 50)), min_size=2, max_size=9)
+ITEMS = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1, 50)), min_size=2, max_size=9
+)
 
 
 @given(ITEMS, st.integers(2, 4), st.floats(1, 3), st.integers(20, 400))
@@ -212,7 +250,9 @@ def test_towers_keep_their_bounds_or_name_the_obstacle(
     drawn: list[tuple[int, int, float]], towers: int, ratio: float, host: int
 ) -> None:
     items = [
-        Item(features=tuple(f"f{n}_{k}" for k in range(size)), tables=(f"t{n}",), bytes=rows, lookups=lookups)
+        Item(
+            features=tuple(f"f{n}_{k}" for k in range(size)), tables=(f"t{n}",), bytes=rows, lookups=lookups
+        )
         for n, (size, rows, lookups) in enumerate(drawn)
     ]
     count = sum(size for size, _, _ in drawn)
@@ -227,7 +267,9 @@ def test_towers_keep_their_bounds_or_name_the_obstacle(
         assert re.search(r"\b[ft][0-9]|towers", refusal)
         return
     fewest, most = bounds.features(count)
-    assert sorted(name for tower in plan.plan for name in tower) == sorted(n for item in items for n in item.features)
+    assert sorted(name for tower in plan.plan for name in tower) == sorted(
+        n for item in items for n in item.features
+    )
     for tower in plan.towers:
         assert fewest <= len(tower.features) <= most
         assert tower.bytes <= host

@@ -49,8 +49,8 @@ def write(path: Path, recipe: dict[str, Any]) -> Path:
 
 
 def few(root: Path) -> dict[str, Any]:
-    """Train a run of few steps on few samples without users: no curves, no grouped AUC, a feature with a strange
-    name.
+    """Train a run of few steps on few samples without users: no curves, no grouped AUC, a feature
+    with a strange name.
     """
     rows = np.arange(600)
     frame = pl.DataFrame(
@@ -78,7 +78,9 @@ def test_a_page_has_a_layout_and_loads_nothing(pages: dict[str, Path], name: str
     assert len(re.findall(r"\{[^{}]+:[^{}]+\}", style[1])) > 20, "the page has next to no style"
     assert "prefers-color-scheme: dark" in style[1]
     assert not re.search(r"https?:|<link|<img|@import|url\((?!#)", text)
-    assert text.count("<html") == text.count("</html>") == text.count("<main>") == text.count("</main>") == 1
+    assert (
+        text.count("<html") == text.count("</html>") == text.count("<main>") == text.count("</main>") == 1
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -103,7 +105,11 @@ def test_a_short_run_names_what_its_page_lacks(pages: dict[str, Path]) -> None:
     assert "grouped AUC" not in short
     assert "grouped AUC" in long
     assert [part.split("<")[0].strip() for part in long.split("<figcaption>")[1:]] == [
-        "Training loss", "Validation log loss", "Validation AUC", "Calibration", "Throughput",
-    ]  # fmt: skip
+        "Training loss",
+        "Validation log loss",
+        "Validation AUC",
+        "Calibration",
+        "Throughput",
+    ]
     assert "used / predicted" in long
     assert "nan" not in re.sub(r"[a-z-]*nan[a-z-]+", "", f"{long} {short}".lower())

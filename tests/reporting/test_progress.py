@@ -113,11 +113,16 @@ def test_a_notebook_shows_the_task_messages_and_curves(monkeypatch: pytest.Monke
 
 
 def position(**parts: float) -> dict[str, Any]:
-    """Return the state after 11 steps of 100 samples and one second each. The first step was not timed."""
+    """Return the state after 11 steps of 100 samples and one second each. The first step was not
+    timed.
+    """
     return {
-        "step": 11, "trained_samples": 1100, "untimed_samples": 100, "train_seconds": 10.0,
+        "step": 11,
+        "trained_samples": 1100,
+        "untimed_samples": 100,
+        "train_seconds": 10.0,
         "stage_seconds": {name.replace("_", " "): 10 * share for name, share in parts.items()},
-    }  # fmt: skip
+    }
 
 
 USUAL = {
@@ -133,7 +138,10 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert [part.share for part in result.parts] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
     assert result.hidden == pytest.approx(0.8)
     slowest, memory = result.verdict(cached=True)
-    assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
+    assert (
+        slowest
+        == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
+    )
     assert "at most 30% of a step" in memory
     assert "more memory saves no time" in list(result.verdict(cached=False))[1]
     assert MeasuredStep.of(position()) is None

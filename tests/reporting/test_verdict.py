@@ -18,7 +18,9 @@ STEPS = 100
 
 
 def figures(samples: int, slope: float, *, rate: float = 0.3, scale: float = 1.0) -> dict[str, Any]:
-    """Return the metrics of scores with information `slope` whose logits are `scale` times too large."""
+    """Return the metrics of scores with information `slope` whose logits are `scale` times too
+    large.
+    """
     draws = np.random.default_rng(0)
     logit = slope * draws.normal(size=samples) + np.log(rate / (1 - rate))
     label = (draws.random(samples) < 1 / (1 + np.exp(-logit))).astype(np.float64)
@@ -29,7 +31,9 @@ def verdict_of(
     test: dict[str, Any], losses: Sequence[float] = (), *, train: TrainConfig | None = None, **result: Any
 ) -> str:
     """Return the verdict on a run with these test metrics and validation log losses."""
-    evaluations = [{**test, "step": STEPS * place, "log_loss": loss} for place, loss in enumerate(losses, 1)]
+    evaluations = [
+        {**test, "step": STEPS * place, "log_loss": loss} for place, loss in enumerate(losses, 1)
+    ]
     chosen = STEPS * (int(np.argmin(losses)) + 1 if losses else 1)
     content = {"test": test, "checkpoint": f"step-{chosen:08d}", "steps": STEPS * len(losses), **result}
     section = asdict(train or TrainConfig())
@@ -42,7 +46,12 @@ def test_better_than_the_base_rate_requires_more_than_chance() -> None:
     assert "not better" in verdict_of(figures(300, 0.05))
     worse = figures(5_000, 0.3, scale=6.0)
     assert "worse than the base rate" in verdict_of(worse)
-    odd = verdict([], {"test": worse, "checkpoint": "step-00000001", "steps": 1}, asdict(TrainConfig()), odd_split=True)
+    odd = verdict(
+        [],
+        {"test": worse, "checkpoint": "step-00000001", "steps": 1},
+        asdict(TrainConfig()),
+        odd_split=True,
+    )
     assert "check schema.time and time_format" in odd[0]
 
 
@@ -78,7 +87,9 @@ def test_an_earlier_best_step_is_named() -> None:
 def test_calibration_is_reported_with_its_effect() -> None:
     before, after = figures(5_000, 1.0, scale=3.0), figures(5_000, 1.0)
     curve = LogitMap(knots=(0.0,), values=(0.0,), slopes=(0.33, 0.33)).to_dict()
-    text = verdict_of(after, valid=after, uncalibrated={"valid": before, "test": before}, calibration=[curve])
+    text = verdict_of(
+        after, valid=after, uncalibrated={"valid": before, "test": before}, calibration=[curve]
+    )
     assert f"validation {before['log_loss']:.4f} to {after['log_loss']:.4f}" in text
     assert "Platt scaling (slope 0.33)" in text
     assert "miscalibrated" not in text

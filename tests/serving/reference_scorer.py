@@ -28,11 +28,14 @@ def hash_value(value: Any) -> int:
 class ReferenceScorer:
     def __init__(self, folder: Path) -> None:
         self.about = json.loads((folder / "manifest.json").read_text())
-        self.n, self.tables = load_file(folder / "network.safetensors"), load_file(folder / "tables.safetensors")
+        self.n = load_file(folder / "network.safetensors")
+        self.tables = load_file(folder / "tables.safetensors")
         self.ids = {}
         for name, entry in self.about["vocabularies"].items():
             values = pq.read_table(folder / entry["path"])["value"].to_pylist()
-            self.ids[name] = {value: place for place, value in enumerate(values) if place >= entry["tail_buckets"]}
+            self.ids[name] = {
+                value: place for place, value in enumerate(values) if place >= entry["tail_buckets"]
+            }
 
     def score(self, row: dict[str, Any]) -> float:
         schema, dense, bags = self.about["schema"], [], {}
@@ -54,12 +57,19 @@ class ReferenceScorer:
             pooled.append(rows.mean(0) if entry["pooling"] == "mean" and len(rows) else rows.sum(0))
         order, vectors = [entry["feature"] for entry in self.about["pooled"]], list(pooled)
         for s, entry in enumerate(self.about["sequences"]):
-            rows, target = self.rows(*bags[entry["feature"]]), pooled[order.index(places[entry["feature"]]["of"])]
-            vectors.append(self.sequence(f"poolings.{s}", rows, target) if len(rows) else torch.zeros_like(target))
+            rows, target = (
+                self.rows(*bags[entry["feature"]]),
+                pooled[order.index(places[entry["feature"]]["of"])],
+            )
+            vectors.append(
+                self.sequence(f"poolings.{s}", rows, target) if len(rows) else torch.zeros_like(target)
+            )
         x = torch.tensor(dense)
         own = {"dlrm": self.dlrm, "dcnv2": self.dcnv2}.get(self.about["model"]["kind"])
         logit = own(x, vectors) if own else self.of_fields(x, vectors, [*order, "history"][: len(vectors)])
-        return float(1 / (1 + np.exp(-np.float64(self.calibrated(float(logit) + self.about["correction"][0])))))
+        return float(
+            1 / (1 + np.exp(-np.float64(self.calibrated(float(logit) + self.about["correction"][0]))))
+        )
 
     def calibrated(self, x: float) -> float:
         for entry in self.about["calibration"]:
@@ -79,7 +89,11 @@ class ReferenceScorer:
             cell = [part.strip(" \t\r\n") for part in (cell or "").split(feature["separator"])]
             cell = [part for part in cell if part]
         cell = [part for part in cell or [] if part is not None]
-        return cell[-feature["max_length"] :] if feature["kind"] == "history" else cell[: feature["max_length"]]
+        return (
+            cell[-feature["max_length"] :]
+            if feature["kind"] == "history"
+            else cell[: feature["max_length"]]
+        )
 
     def id(self, value: Any, vocabulary: str) -> int:
         entry = self.about["vocabularies"][vocabulary]
@@ -99,11 +113,19 @@ class ReferenceScorer:
     def decoded(self, record: np.ndarray[Any, Any], entry: dict[str, Any]) -> torch.Tensor:
         width, kind = entry["width"], entry["codec"]
         if kind in ("fp16", "bf16"):
-            return torch.from_numpy(record).view(torch.float16 if kind == "fp16" else torch.bfloat16).float()
+            return (
+                torch.from_numpy(record).view(torch.float16 if kind == "fp16" else torch.bfloat16).float()
+            )
         half = (width + 1) // 2
-        codes = record[:width] if kind == "int8" else np.concatenate([record[:half] & 15, record[:half] >> 4])[:width]
+        codes = (
+            record[:width]
+            if kind == "int8"
+            else np.concatenate([record[:half] & 15, record[:half] >> 4])[:width]
+        )
         last = record[width if kind == "int8" else half :].copy()
-        scale, offset = last.view(np.float16 if entry["parameters"] == "fp16" else np.float32).astype(np.float32)
+        scale, offset = last.view(np.float16 if entry["parameters"] == "fp16" else np.float32).astype(
+            np.float32
+        )
         return torch.from_numpy(offset + codes.astype(np.float32) * scale)
 
     def linear(self, x: torch.Tensor, n: str) -> torch.Tensor:
@@ -115,7 +137,9 @@ class ReferenceScorer:
             if f"{linear}.weight" in self.n and f"{linear}.running_mean" not in self.n:
                 x = self.linear(x, linear)
                 if f"{norm}.running_mean" in self.n:
-                    x = (x - self.n[f"{norm}.running_mean"]) / torch.sqrt(self.n[f"{norm}.running_var"] + 1e-5)
+                    x = (x - self.n[f"{norm}.running_mean"]) / torch.sqrt(
+                        self.n[f"{norm}.running_var"] + 1e-5
+                    )
                     x = x * self.n[f"{norm}.weight"] + self.n[f"{norm}.bias"]
                 x = x.relu()
         return x
@@ -132,7 +156,9 @@ class ReferenceScorer:
         x = c = torch.cat([dense, *vectors])
         for k in range(self.about["model"]["cross_layers"]):
             n = f"score.cross.layers.{k}"
-            low = self.linear(self.linear(c, f"{n}.0"), f"{n}.1") if self.about["model"]["low_rank"] else None
+            low = (
+                self.linear(self.linear(c, f"{n}.0"), f"{n}.1") if self.about["model"]["low_rank"] else None
+            )
             c = x * (self.linear(c, n) if low is None else low) + c
         if self.about["model"]["structure"] == "stacked":
             return self.linear(self.mlp(c, "score.deep"), "score.out")

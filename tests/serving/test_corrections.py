@@ -1,7 +1,7 @@
 """Test that every correction of scores has the same effect through every way of scoring.
 
-Corrections: sampled negatives, class weights, calibration. Ways: `predict` on a split and on a raw log, `Scorer` by
-each runtime, a scorer after a delta, ``network.onnx``, and `ClickModel`.
+Corrections: sampled negatives, class weights, calibration. Ways: `predict` on a split and on a raw
+log, `Scorer` by each runtime, a scorer after a delta, ``network.onnx``, and `ClickModel`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 
 TREES = {"kind": "ensemble", "embedding_dim": 2, "members": 2, "member_mlp": [4], "bins": 4, "trees": 1000}
-TOWERS = {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [8], "towers": {"plan": [["item"], ["b"]]}}
+TOWERS = {
+    "kind": "dlrm",
+    "embedding_dim": 4,
+    "bottom_mlp": [4],
+    "top_mlp": [8],
+    "towers": {"plan": [["item"], ["b"]]},
+}
 CASES: dict[str, dict[str, Any]] = {
     "trees-negatives-platt": {"model": TREES, "negatives": 0.3, "train": {"calibration": "platt"}},
     "trees-weights": {"model": TREES, "train": {"class_weight": "balanced"}},
@@ -46,7 +52,9 @@ def log(path: Path, rows: int, seed: int) -> pl.DataFrame:
     item, x = draws.integers(0, 12, rows), draws.normal(size=rows)
     click = draws.random(rows) < 0.05 + 0.3 * (item % 3 == 0) * (x > 0)
     other = draws.random(rows) < 0.5
-    frame = pl.DataFrame({"item": item, "b": draws.integers(0, 4, rows), "x": x, "label": click, "other": other})
+    frame = pl.DataFrame(
+        {"item": item, "b": draws.integers(0, 4, rows), "x": x, "label": click, "other": other}
+    )
     frame = frame.with_columns(pl.col("label", "other").cast(pl.Int64))
     frame.write_parquet(path)
     return frame
@@ -94,7 +102,9 @@ def by_onnx_file(folder: Path, scorer: Scorer, frame: pl.DataFrame) -> NDArray[n
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_of_scoring_has_every_correction(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_of_scoring_has_every_correction(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case, path = CASES[name], tmp_path / "log.parquet"
     frame = log(path, 1500, 1)
     recipe = make_recipe(tmp_path, case)
@@ -130,6 +140,7 @@ def test_an_estimator_has_the_correction_of_its_trees(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", 1500, 1)
     recipe = make_recipe(tmp_path, CASES["trees-weights"])
     model = ClickModel(recipe).fit(frame.drop("other"), label="label")
-    # Few trees pull the clicked rows toward the weighted rate of one half: the mean of four seeds is 16 to 21 % below
-    # the rate of clicks (7 % without weights). Without the correction it is five times that rate.
+    # Few trees pull the clicked rows toward the weighted rate of one half: the mean of four seeds
+    # is 16 to 21 % below the rate of clicks (7 % without weights). Without the correction it is
+    # five times that rate.
     assert model.predict_proba(frame)[:, 1].mean() == pytest.approx(frame["label"].mean(), rel=0.35)

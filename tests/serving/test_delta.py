@@ -1,5 +1,5 @@
-"""Test deltas between exports: a scorer that applies a delta matches the newer export bit for bit, and any other delta
-is refused.
+"""Test deltas between exports: a scorer that applies a delta matches the newer export bit for bit,
+and any other delta is refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def test_an_export_with_its_deltas_matches_the_last_export_bit_for_bit(
         assert np.array_equal(scorer.score(rows), current.score(rows))
         assert not np.array_equal(scorer.score(rows), first)
     # Single rows take another path of the encoder.
-    assert scorer.score(rows[:1].to_dict(as_series=False)) == current.score(rows[:1].to_dict(as_series=False))
+    assert scorer.score(rows[:1].to_dict(as_series=False)) == current.score(
+        rows[:1].to_dict(as_series=False)
+    )
     grown = Scorer.open(root / "0").manifest.tables["item"].rows
     assert current.manifest.tables["item"].rows > grown
 
@@ -110,12 +112,20 @@ def test_a_delta_contains_only_the_rows_that_differ(
     assert not (tmp_path / "whole.delta").exists()
 
 
-def test_concurrent_scores_come_from_one_model_while_deltas_are_applied_or_refused(home: Path, tmp_path: Path) -> None:
+def test_concurrent_scores_come_from_one_model_while_deltas_are_applied_or_refused(
+    home: Path, tmp_path: Path
+) -> None:
     scorer, rows = Scorer.open(home / "0"), frame(home)[:50]
-    damages = [flipped_byte("network.safetensors"), flipped_byte(DELTA_ROWS), changed_value("item", 0, np.inf)]
+    damages = [
+        flipped_byte("network.safetensors"),
+        flipped_byte(DELTA_ROWS),
+        changed_value("item", 0, np.inf),
+    ]
     known = [Scorer.open(home / str(day)).score(rows).tobytes() for day in range(3)]
     with ThreadPoolExecutor(2) as threads:
-        done = [threads.submit(lambda: [scorer.score(rows).tobytes() for _ in range(100)]) for _ in range(2)]
+        done = [
+            threads.submit(lambda: [scorer.score(rows).tobytes() for _ in range(100)]) for _ in range(2)
+        ]
         for day in (1, 2):
             for number, damage in enumerate(damages):
                 delta = Path(shutil.copytree(home / f"{day}.delta", tmp_path / f"{day}-{number}"))
@@ -137,7 +147,11 @@ def test_a_pickled_scorer_opens_its_export_and_deltas_again(home: Path, tmp_path
     assert len(content) < 1000
     again = pickle.loads(content)
     assert again.runtime == "torch"
-    assert again.score(rows).tobytes() == copy.deepcopy(scorer).score(rows).tobytes() == scorer.score(rows).tobytes()
+    assert (
+        again.score(rows).tobytes()
+        == copy.deepcopy(scorer).score(rows).tobytes()
+        == scorer.score(rows).tobytes()
+    )
     again.update(home / "2.delta")
     content = pickle.dumps(Scorer.open(export))
     shutil.rmtree(export)
@@ -155,8 +169,9 @@ def changed_tensors(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -
         save_file(tensors, delta / DELTA_ROWS)
         content = read_unvalidated(delta / DELTA, DELTA_FORMAT, "")
         content["files"][DELTA_ROWS] = {
-            "bytes": (delta / DELTA_ROWS).stat().st_size, "hash": file_hash(delta / DELTA_ROWS)
-        }  # fmt: skip
+            "bytes": (delta / DELTA_ROWS).stat().st_size,
+            "hash": file_hash(delta / DELTA_ROWS),
+        }
         write_sealed(delta / DELTA, content)
 
     return craft

@@ -1,5 +1,5 @@
-"""Test exports from untrusted sources: a scorer returns scores or raises one clear error, and never runs code from a
-file.
+"""Test exports from untrusted sources: a scorer returns scores or raises one clear error, and never
+runs code from a file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def log(rows: int = 600) -> pl.DataFrame:
     )
 
 
-FRAME = log()[:50].with_columns(pl.Series("history", [[3, 4], [], [5]] * 16 + [[], []], dtype=pl.List(pl.Int64)))
+FRAME = log()[:50].with_columns(
+    pl.Series("history", [[3, 4], [], [5]] * 16 + [[], []], dtype=pl.List(pl.Int64))
+)
 
 
 def make_recipe(root: Path, **model: Any) -> Recipe:
@@ -62,7 +64,11 @@ def make_recipe(root: Path, **model: Any) -> Recipe:
         "user": "who",
         "time": "time",
         "dense": [{"name": "price"}],
-        "sparse": [{"name": "item"}, {"name": "city"}, {"name": "history", "kind": "history", "of": "item"}],
+        "sparse": [
+            {"name": "item"},
+            {"name": "city"},
+            {"name": "history", "kind": "history", "of": "item"},
+        ],
     }
     config["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
     config["model"] |= {"history": {"pooling": "transformer"}, "dropout": 0.2, "batch_norm": True} | model
@@ -116,7 +122,13 @@ def refused(folder: Path) -> str:
 def test_an_export_is_data_and_its_manifest_names_every_file(unmodified: Path) -> None:
     names = [path.relative_to(unmodified).as_posix() for path in files(unmodified)]
     vocabularies = ["vocabulary/0000-city.parquet", "vocabulary/0001-item.parquet"]
-    assert names == ["README.txt", "manifest.json", "network.safetensors", "tables.safetensors", *vocabularies]
+    assert names == [
+        "README.txt",
+        "manifest.json",
+        "network.safetensors",
+        "tables.safetensors",
+        *vocabularies,
+    ]
     assert set(ExportManifest.read(unmodified).files) == set(names) - {"manifest.json"}
     assert "rows_0" not in (unmodified / "README.txt").read_text()
     # Other readers of the formats can read the files.
@@ -180,7 +192,9 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
     """Yield every path in JSON data, including those of objects and lists."""
     if path:
         yield path
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     for key, inner in entries:
         yield from paths_in(inner, (*path, key))
 
@@ -197,7 +211,9 @@ def drop(content: Any, path: tuple[Any, ...]) -> None:
     del content[path[-1]]
 
 
-def test_a_manifest_with_changed_fields_is_refused_or_gives_scores(copy: Path, scores: np.ndarray[Any, Any]) -> None:
+def test_a_manifest_with_changed_fields_is_refused_or_gives_scores(
+    copy: Path, scores: np.ndarray[Any, Any]
+) -> None:
     """Every field is replaced by invalid values and the manifest is sealed again.
 
     Some changes have the same meaning or describe another model.
@@ -318,7 +334,9 @@ def with_value(value: float) -> Callable[[Any], Any]:
         (lambda arrays: arrays.clear(), "missing"),
     ],
 )
-def test_invalid_weights_with_correct_hashes_are_refused(copy: Path, name: str, change: Any, message: str) -> None:
+def test_invalid_weights_with_correct_hashes_are_refused(
+    copy: Path, name: str, change: Any, message: str
+) -> None:
     change_weights(copy, name, change)
     assert not missing(message, refused(copy))
 
@@ -341,7 +359,16 @@ def invalid_headers(path: Path) -> Iterator[bytes]:
     yield content + bytes(4)
     yield file(b"{")
     yield file(deep(100_000).encode())
-    for offsets in ([0, 1 << 62], [-4, 0], [1 << 63, 1 << 64], header[other]["data_offsets"], [8, 4], "x", None, [0]):
+    for offsets in (
+        [0, 1 << 62],
+        [-4, 0],
+        [1 << 63, 1 << 64],
+        header[other]["data_offsets"],
+        [8, 4],
+        "x",
+        None,
+        [0],
+    ):
         yield file(header | {name: header[name] | {"data_offsets": offsets}})
     for shape in ([1 << 62, 4], [-1], [[1]], "x", None, [0], [1 << 31, 1 << 31]):
         yield file(header | {name: header[name] | {"shape": shape}})
@@ -400,13 +427,18 @@ def encoded(unmodified: Path) -> Path:
             lambda arrays: arrays["@rows/item"].__setitem__(1, arrays["@rows/item"][0]),
             "'item' has rows that do not rise",
         ),
-        (lambda arrays: arrays["@float32/item"].fill(np.nan), "'@float32/item' has a number that is not finite"),
+        (
+            lambda arrays: arrays["@float32/item"].fill(np.nan),
+            "'@float32/item' has a number that is not finite",
+        ),
         (lambda arrays: arrays["item"].fill(255), "'item' has a number that is not finite"),
         (lambda arrays: arrays.update(item=arrays["item"][:, :-1].copy()), "'item' is U8"),
         (lambda arrays: arrays.pop("@rows/item"), "'@rows/item' is missing"),
     ],
 )
-def test_invalid_encoded_tables_are_refused(encoded: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_encoded_tables_are_refused(
+    encoded: Path, tmp_path: Path, change: Any, message: str
+) -> None:
     folder = Path(shutil.copytree(encoded, tmp_path / "copy"))
     assert ExportManifest.read(folder).tables["item"].float32_rows > 1
     assert ExportManifest.read(folder).tables["item"].codec == "int8"
@@ -467,7 +499,9 @@ def test_vocabularies_behind_links_are_neither_read_nor_exported(
     assert not missing("link", refused(copy))
     for name in ("data", "run"):
         shutil.copytree(unmodified.parent / name, tmp_path / name)
-    content = json.loads((tmp_path / "run" / "recipe.json").read_text().replace(str(unmodified.parent), str(tmp_path)))
+    content = json.loads(
+        (tmp_path / "run" / "recipe.json").read_text().replace(str(unmodified.parent), str(tmp_path))
+    )
     del content["hash"]
     write_sealed(tmp_path / "run" / "recipe.json", content)
     path = next((tmp_path / "data" / "vocabulary").iterdir())
@@ -490,8 +524,15 @@ def test_a_small_file_that_decompresses_to_gigabytes_is_refused(copy: Path) -> N
     assert "decompresses to" in refused(copy)
 
 
-@pytest.mark.parametrize("model", [{"embedding_dim": 10**9}, {"top_mlp": [10**12]}, {"top_mlp": [1] * 5000},
-                                   {"history": {"pooling": "transformer", "layers": 10**9}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"embedding_dim": 10**9},
+        {"top_mlp": [10**12]},
+        {"top_mlp": [1] * 5000},
+        {"history": {"pooling": "transformer", "layers": 10**9}},
+    ],
+)
 def test_models_too_large_to_build_are_refused_at_once(copy: Path, model: dict[str, Any]) -> None:
     def change(content: dict[str, Any]) -> None:
         content["model"] |= model
@@ -504,7 +545,9 @@ def test_models_too_large_to_build_are_refused_at_once(copy: Path, model: dict[s
 
 def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
     change_weights(
-        copy, "network.safetensors", lambda arrays: arrays.update({k: v * 0 + 3e38 for k, v in arrays.items()})
+        copy,
+        "network.safetensors",
+        lambda arrays: arrays.update({k: v * 0 + 3e38 for k, v in arrays.items()}),
     )
     with refuses(ExportError, "score row 1"):
         Scorer.open(copy).score(FRAME)

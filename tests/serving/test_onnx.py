@@ -1,4 +1,6 @@
-"""Compare ONNX Runtime with torch for every model that ONNX can represent. Torch computes the other models."""
+"""Compare ONNX Runtime with torch for every model that ONNX can represent. Torch computes the other
+models.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +74,17 @@ def make_network(name: str, tmp_path: Path) -> tuple[Network, dict[str, int]]:
     }
     if name in SEVERAL:
         schema["labels"] = [schema.pop("label"), "bought"]
-    config["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    config["data"]["source"] = {
+        "kind": "parquet",
+        "paths": [str(tmp_path / "log.parquet")],
+        "schema": schema,
+    }
     recipe = Recipe.from_dict(config | {"model": CASES[name]})
     columns: Schema = recipe.data.source.schema
     tables = build_tables(recipe.model, columns, dict.fromkeys(columns.vocabularies(), 50))
-    network = build_network(recipe.model, columns, tuple(key for table in tables for key in table.feature_names))
+    network = build_network(
+        recipe.model, columns, tuple(key for table in tables for key in table.feature_names)
+    )
     initialize(network, 3)
     for edges in (buffer for key, buffer in network.named_buffers() if key.endswith("edges")):
         edges.copy_(torch.linspace(-2, 2, edges.shape[1]).expand_as(edges))
@@ -116,7 +124,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write an export with several labels and a calibration, and an export of a network in bf16."""
     root = tmp_path_factory.mktemp("onnx")
     for precision in ("float32", "bf16"):
-        config = tiny(root, epochs=1, max_steps=20, eval_every=0, precision=precision, run=str(root / precision))
+        config = tiny(
+            root, epochs=1, max_steps=20, eval_every=0, precision=precision, run=str(root / precision)
+        )
         recipe = Recipe.from_dict(config)
         Trainer(recipe, prepared(recipe.data)).train()
         with open_run(root / precision) as trained:
@@ -126,7 +136,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def frame(scorer: Scorer, rows: int) -> dict[str, list[Any]]:
     columns, draws = scorer.manifest.columns, np.random.default_rng(rows)
-    return {feature.name: draws.integers(0, 90, rows).tolist() for feature in (*columns.dense, *columns.sparse)}
+    return {
+        feature.name: draws.integers(0, 90, rows).tolist() for feature in (*columns.dense, *columns.sparse)
+    }
 
 
 def test_scores_match_torch(exports: Path) -> None:
@@ -139,7 +151,9 @@ def test_scores_match_torch(exports: Path) -> None:
         np.testing.assert_allclose(scorer.score(given), other.score(given), rtol=0, atol=1e-6)
 
 
-def test_torch_computes_histories_of_very_different_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_histories_of_very_different_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ONNX Runtime would pad all histories to the longest one."""
     write_log(tmp_path / "log.parquet", 300)
     model = MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}
@@ -172,7 +186,9 @@ def test_several_threads_use_one_scorer(exports: Path) -> None:
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
-def test_torch_computes_networks_that_onnx_cannot_represent(exports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_networks_that_onnx_cannot_represent(
+    exports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert Scorer.open(exports / "export-bf16").runtime == "torch"
     with refuses(ConfigError, "runtime bf16"):
         Scorer.open(exports / "export-bf16", runtime="onnxruntime")
@@ -235,7 +251,9 @@ def test_torch_computes_the_network_without_a_runtime_that_loads(
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    chosen, error = forked.python(script, [str(exports / "export-float32"), str(tmp_path)]).stdout.splitlines()
+    chosen, error = forked.python(
+        script, [str(exports / "export-float32"), str(tmp_path)]
+    ).stdout.splitlines()
     assert chosen == "torch"
     assert not missing(message, error)
 
@@ -282,7 +300,9 @@ def test_the_runtime_does_not_report_to_its_maker(exports: Path, tmp_path: Path,
         "print(*(os.environ[name] for name in stratarec._SILENT))"
     )
     command = [sys.executable, "-c", script, str(exports / "export-float32" / "network.onnx")]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    output = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert output[1:] == ["true", "false", "1"]
     assert output[0] == ("0" if set_by_user else "1")
     files = [path.name for path in tmp_path.rglob("*") if path.name == ".ses" or "onnxruntime" in path.name]

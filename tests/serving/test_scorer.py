@@ -1,4 +1,6 @@
-"""Test that a scorer computes the scores of `stratarec predict` from raw values and an export alone."""
+"""Test that a scorer computes the scores of `stratarec predict` from raw values and an export
+alone.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
             "age": pl.Series(draws.integers(-3, 40, rows)).set(pl.Series(hidden[1]), None),
             "item": pl.Series(item).set(pl.Series(hidden[2]), None),
             "city": pl.Series([f"é{place}" for place in city]).set(pl.Series(hidden[3]), None),
-            "tags": [[f"t{tag}" for tag in draws.integers(0, 30, count)] for count in draws.integers(0, 6, rows)],
+            "tags": [
+                [f"t{tag}" for tag in draws.integers(0, 30, count)] for count in draws.integers(0, 6, rows)
+            ],
             "words": [" ".join(f"w{word}" for word in draws.integers(0, 30, count)) for count in item % 5],
             "left": draws.integers(-5, 20, rows),
             "right": draws.integers(2**63 - 5, 2**63 + 5, rows, dtype=np.uint64),
@@ -126,16 +130,18 @@ SPARSE: list[dict[str, Any]] = [
 
 
 def with_histories(frame: pl.DataFrame) -> pl.DataFrame:
-    """Add the items that a user clicked before a row, by time and then by position in the log, computed by a plain
-    loop.
+    """Add the items that a user clicked before a row, by time and then by position in the log,
+    computed by a plain loop.
     """
     rows = frame.to_dicts()
     order = sorted(range(len(rows)), key=lambda place: (rows[place]["time"], place))
-    clicks = [rows[place] for place in order if rows[place]["label"] == 1 and rows[place]["item"] is not None]
+    clicks = [
+        rows[place] for place in order if rows[place]["label"] == 1 and rows[place]["item"] is not None
+    ]
     results = [
         [click["item"] for click in clicks if click["who"] == row["who"] and click["time"] < row["time"]]
         for row in rows
-    ]  # fmt: skip
+    ]
     return frame.with_columns(pl.Series("history", results, dtype=pl.List(pl.Int64)))
 
 
@@ -184,7 +190,10 @@ def exported(root: Path, name: str, config: dict[str, Any], **options: Any) -> p
 
 @pytest.mark.parametrize(("kind", "pooling", "groups"), CASES)
 def test_scores_match_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
-    model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
+    model = MODELS[kind] | {
+        "history": {"pooling": pooling},
+        "pooling": "sum" if kind == "dcnv2" else "mean",
+    }
     name = f"{kind}-{pooling}-{groups}"
     # One case of each pooling is calibrated.
     kinds = {"mean": "isotonic", "target_attention": "platt"}
@@ -222,7 +231,9 @@ def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> No
     assert len(np.unique(scores)) > 200
 
 
-def test_scores_match_predict_bit_for_bit_in_batches_of_the_same_samples(root: Path, log: pl.DataFrame) -> None:
+def test_scores_match_predict_bit_for_bit_in_batches_of_the_same_samples(
+    root: Path, log: pl.DataFrame
+) -> None:
     config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none")
     config["data"]["path"] = str(root / "one")
     scores = exported(root, "bits", config)
@@ -236,9 +247,14 @@ def test_scores_match_predict_bit_for_bit_in_batches_of_the_same_samples(root: P
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "fp32"])
 def test_tables_keep_the_precision_of_training(root: Path, log: pl.DataFrame, precision: str) -> None:
-    config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4)
+    config = content(
+        root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4
+    )
     config["memory"] = {"precision": precision, "cache": {"fraction": 0.05}, "lookahead": 0}
-    config["data"] |= {"path": str(root / "coded"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1000}}}}
+    config["data"] |= {
+        "path": str(root / "coded"),
+        "vocabulary": {"overrides": {"item": {"tail_buckets": 1000}}},
+    }
     config["train"] |= {"max_steps": 60}
     scores = exported(root, f"tiered-{precision}", config)["score"].to_numpy()
     scorer = Scorer.open(root / f"tiered-{precision}")
@@ -259,7 +275,10 @@ def test_tables_keep_the_precision_of_training(root: Path, log: pl.DataFrame, pr
     with open_run(root / f"run-tiered-{precision}") as trained:
         expected = trained.model.embeddings.rows("item", 0, table.rows)["weight"].numpy()
         tables = trained.model.embeddings.engine.tables_of("item")
-        home, slots = tables.read_records("item", 0, table.rows)[1], tables.rows_in_slots("item", 0, table.rows)
+        home, slots = (
+            tables.read_records("item", 0, table.rows)[1],
+            tables.rows_in_slots("item", 0, table.rows),
+        )
     assert len(slots) == table.float32_rows > 10
     np.testing.assert_array_equal(actual[slots], expected[slots])
     assert home.sum() > 10
@@ -280,7 +299,13 @@ def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> N
         "age": np.array([np.nan if value is None else value for value in columns["age"]]),
         "seen": np.array(columns["seen"], dtype=np.uint64),
     }
-    for frame in (columns, floats, log.to_arrow(), log.with_columns(pl.col("city").cast(pl.Categorical)), log[:, ::-1]):
+    for frame in (
+        columns,
+        floats,
+        log.to_arrow(),
+        log.with_columns(pl.col("city").cast(pl.Categorical)),
+        log[:, ::-1],
+    ):
         np.testing.assert_array_equal(scorer.score(frame), expected)
 
 
@@ -290,13 +315,31 @@ def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> N
         (lambda log: log.drop("item"), "the frame: no column 'item'; it has label, who"),
         (lambda log: log.drop("item", "price"), "the frame: no columns 'price', 'item'; it has label, who"),
         (lambda log: log.rename({"price": "prize"}), "no column 'price'; did you mean 'prize'"),
-        (lambda log: log.with_columns(pl.lit("x").alias("price")), "row 1: column 'price': got 'x', expected a finite"),
-        (lambda log: log.with_columns(pl.lit(float("inf")).alias("price")), "row 1: column 'price': got inf"),
-        (lambda log: log.with_columns(pl.lit("x").alias("item")), "column 'item' is String, with values that are no"),
-        (lambda log: log.with_columns(pl.lit(0.5).alias("item")), "row 1: column 'item': got 0.5, expected a whole"),
+        (
+            lambda log: log.with_columns(pl.lit("x").alias("price")),
+            "row 1: column 'price': got 'x', expected a finite",
+        ),
+        (
+            lambda log: log.with_columns(pl.lit(float("inf")).alias("price")),
+            "row 1: column 'price': got inf",
+        ),
+        (
+            lambda log: log.with_columns(pl.lit("x").alias("item")),
+            "column 'item' is String, with values that are no",
+        ),
+        (
+            lambda log: log.with_columns(pl.lit(0.5).alias("item")),
+            "row 1: column 'item': got 0.5, expected a whole",
+        ),
         (lambda log: log.with_columns(pl.lit(-1).alias("seen")), "column 'seen' is Int"),
-        (lambda log: log.with_columns(pl.lit(3).alias("history")), "column 'history' is Int32, expected lists"),
-        (lambda log: log.with_columns(pl.lit(3).alias("words")), "column 'words' is Int32, expected lists, or text"),
+        (
+            lambda log: log.with_columns(pl.lit(3).alias("history")),
+            "column 'history' is Int32, expected lists",
+        ),
+        (
+            lambda log: log.with_columns(pl.lit(3).alias("words")),
+            "column 'words' is Int32, expected lists, or text",
+        ),
         (lambda log: log.lazy(), "got LazyFrame, expected a DataFrame"),
         (lambda log: 3, "got int, expected a DataFrame"),
         (lambda log: log.to_dict(as_series=False) | {"city": ["a"]}, "columns of different lengths"),
@@ -304,8 +347,10 @@ def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> N
         (lambda log: log.to_dict(as_series=False) | {"item": [2**70] * len(log)}, "column 'item'"),
         (lambda log: log.to_dict(as_series=False) | {"item": [1, "x"] * (len(log) // 2)}, "column 'item'"),
     ],
-)  # fmt: skip
-def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, change: Any, message: str) -> None:
+)
+def test_frames_that_are_no_log_are_refused(
+    scorer: Scorer, log: pl.DataFrame, change: Any, message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         scorer.score(change(log))
     assert message in str(caught.value)
@@ -322,7 +367,9 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
         ("history", ["x", *range(600)]),
     ],
 )
-def test_values_beyond_the_maximum_length_are_checked(scorer: Scorer, log: pl.DataFrame, name: str, cell: Any) -> None:
+def test_values_beyond_the_maximum_length_are_checked(
+    scorer: Scorer, log: pl.DataFrame, name: str, cell: Any
+) -> None:
     for rows in (1, 2000):  # plain rows, and columns
         with pytest.raises(DataError):
             scorer.score({**log[[0] * rows].to_dict(as_series=False), name: [cell] * rows})
@@ -351,7 +398,9 @@ def few_rows(scorer: Scorer, frame: Any) -> tuple[torch.Tensor, KeyedJagged] | N
 
 
 def plain(log: pl.DataFrame) -> dict[str, list[Any]]:
-    """Return rows whose values need no conversion: the vocabulary of `left` and `right` has text."""
+    """Return rows whose values need no conversion: the vocabulary of `left` and `right` has
+    text.
+    """
     return log.with_columns(pl.col("left", "right").cast(pl.String)).to_dict(as_series=False)
 
 
@@ -370,7 +419,9 @@ def outcome_of(encode: Callable[[], tuple[torch.Tensor, KeyedJagged]]) -> Any:
 
 
 NUMBER = st.one_of(st.none(), st.floats(), st.integers(-(2**70), 2**70), st.booleans(), st.just("1"))
-WHOLE = st.one_of(st.none(), st.integers(0, 400), st.integers(-(2**65), 2**65), st.sampled_from(["1", 2.0, True]))
+WHOLE = st.one_of(
+    st.none(), st.integers(0, 400), st.integers(-(2**65), 2**65), st.sampled_from(["1", 2.0, True])
+)
 WORD = st.one_of(st.none(), st.sampled_from(["é1", "t3", "w2 w3", "\ud800", 3]), st.text(max_size=4))
 CELLS: dict[str, st.SearchStrategy[Any]] = {
     "price": NUMBER, "age": NUMBER, "item": WHOLE, "city": WORD, "words": WORD,
@@ -382,7 +433,9 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
 
 @settings(deadline=None, max_examples=75)
 @given(st.data())
-def test_a_few_rows_are_read_like_full_columns(scorer: Scorer, log: pl.DataFrame, data: st.DataObject) -> None:
+def test_a_few_rows_are_read_like_full_columns(
+    scorer: Scorer, log: pl.DataFrame, data: st.DataObject
+) -> None:
     """Replace columns of a few rows of the log by any cells.
 
     The bits and ids must be the same, or both paths fail with the same error.
@@ -410,9 +463,11 @@ def test_many_rows_are_read_like_full_columns(scorer: Scorer, log: pl.DataFrame)
         assert few is not None
         assert features is not None
         dense, sparse = few
-        assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == whole_columns(
-            scorer, frame
-        )
+        assert (
+            dense.numpy().tobytes(),
+            sparse.values.tolist(),
+            sparse.bag_offsets().tolist(),
+        ) == whole_columns(scorer, frame)
         np.testing.assert_array_equal(features.pooled, scorer._model.tables.look_up(sparse)[0].numpy())
     assert scorer._model.encoder.encode_rows(log[[0] * 1025].to_dict(as_series=False)) is None
 
@@ -444,7 +499,9 @@ OBJECTS: dict[str, list[tuple[Any, Any]]] = {
         ([2.5], ...), ([1, "a"], ...), (range(3), ...), ({"a": 1}, ...), (np.zeros((1, 1), int), ...), ("1", ...),
     ],
 }  # fmt: skip
-"""Dictionary from a column to pairs of a cell and the equal plain value, or ``...`` if the cell is refused."""
+"""Dictionary from a column to pairs of a cell and the equal plain value, or ``...`` if the cell is
+refused.
+"""
 
 
 @pytest.mark.parametrize("rows", [2, 40])
@@ -500,7 +557,7 @@ def test_python_objects_are_read_as_plain_values_or_refused(
         ("city", pa.array([b"a", b"b"]), None),
         ("city", pl.Series(["a", "b"]).cast(pl.Binary), None),
     ],
-)  # fmt: skip
+)
 def test_columns_of_any_type_are_read_or_refused(
     scorer: Scorer, log: pl.DataFrame, name: str, column: Any, expected: list[Any] | None
 ) -> None:
@@ -509,7 +566,9 @@ def test_columns_of_any_type_are_read_or_refused(
         with refuses(DataError, name):
             scorer.score(frame | {name: column})
     else:
-        np.testing.assert_array_equal(scorer.score(frame | {name: column}), scorer.score(frame | {name: expected}))
+        np.testing.assert_array_equal(
+            scorer.score(frame | {name: column}), scorer.score(frame | {name: expected})
+        )
 
 
 @pytest.mark.parametrize(
@@ -523,21 +582,29 @@ def test_columns_of_any_type_are_read_or_refused(
 )
 def test_binary_search_gives_the_ids_of_a_join(values: pl.Series) -> None:
     counted = pl.DataFrame({"value": values, "count": np.arange(len(values)) + 2})
-    vocabulary = Vocabulary.rank(counted.with_columns(held_out=pl.lit(0, pl.Int64)), VocabularyLimits(tail_buckets=3))
+    vocabulary = Vocabulary.rank(
+        counted.with_columns(held_out=pl.lit(0, pl.Int64)), VocabularyLimits(tail_buckets=3)
+    )
     strange = ["q", "aa"] if values.dtype == pl.String else [1, 9, 2**40]
     asked = pl.concat([values, pl.Series("value", [*strange, *strange], dtype=values.dtype), values])
     name = {pl.Int64: "integer", pl.UInt64: "integer", pl.String: "text"}[values.dtype.base_type()]
     schema = Schema(sparse=(SparseFeature(name="value", type=name),))  # type: ignore[arg-type]
     encoder = FeatureEncoder(schema, {}, {"value": vocabulary})
     expected = vocabulary.encode(asked)
-    for encoded in (encoder.encode({"value": asked.to_list()}), encoder.encode_columns({"value": asked}, "x")):
+    for encoded in (
+        encoder.encode({"value": asked.to_list()}),
+        encoder.encode_columns({"value": asked}, "x"),
+    ):
         np.testing.assert_array_equal(encoded[1].values.numpy(), expected)
 
 
 @pytest.mark.slow
 def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
     config = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
-    config["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1_000_000}}}}
+    config["data"] |= {
+        "path": str(root / "wide"),
+        "vocabulary": {"overrides": {"item": {"tail_buckets": 1_000_000}}},
+    }
     scores = exported(root, "wide-export", config)
     script = (
         "import sys, polars as pl, numpy as np\n"

@@ -52,13 +52,15 @@ from stratarec.training.baseline.fit_methods import (
 from stratarec.training.evaluate import ScoredSamples
 
 needs_lightgbm = pytest.mark.skipif(
-    importlib.util.find_spec("lightgbm") is None, reason="lightgbm is not installed: pip install 'stratarec[baseline]'"
+    importlib.util.find_spec("lightgbm") is None,
+    reason="lightgbm is not installed: pip install 'stratarec[baseline]'",
 )
 ROWS = 6000
 
 
 def log() -> pl.DataFrame:
-    """Return a log of clicks that depend on single values and on whether the parities of item and shop agree.
+    """Return a log of clicks that depend on single values and on whether the parities of item and
+    shop agree.
 
     It has few items and many shops.
     """
@@ -144,7 +146,8 @@ def test_target_shares_of_a_training_sample_come_from_other_folds(key: str) -> N
     shares = _Shares(bag, samples)
     training = shares.columns(bag, (fold, samples.label))[0]
     np.testing.assert_allclose(
-        training, [expected_share(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)]
+        training,
+        [expected_share(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)],
     )
     np.testing.assert_allclose(
         shares.columns(bag, None)[0], [expected_share(row, lambda other: True) for row in range(60)]
@@ -179,13 +182,17 @@ def test_validation_chooses_whether_many_ids_are_categories_or_rates(seed: int) 
     def drawn() -> Arrays:
         ids = draws.integers(0, 300, 4000)
         label = (draws.random(4000) < 1 / (1 + np.exp(-effect[ids]))).astype(np.float32)
-        return Arrays(label=label, weight=None, dense=np.zeros((4000, 0), np.float32), bags={"one": Bags(ids, ones)})
+        return Arrays(
+            label=label, weight=None, dense=np.zeros((4000, 0), np.float32), bags={"one": Bags(ids, ones)}
+        )
 
     train, valid, settings = drawn(), drawn(), Settings({"one": 300}, 0, 1)
     losses = [_fit_trees(train, valid, settings, native)[0] for native in ([], ["one"])]
     assert losses[0] != losses[1]
     logits = trees(train, valid, settings)(valid)
-    assert np.logaddexp(0, logits).mean() - (valid.label * logits).mean() == pytest.approx(min(losses), abs=1e-6)
+    assert np.logaddexp(0, logits).mean() - (valid.label * logits).mean() == pytest.approx(
+        min(losses), abs=1e-6
+    )
 
 
 def test_regression_learns_single_values_and_uses_validation(home: Path) -> None:
@@ -201,7 +208,10 @@ def test_regression_learns_single_values_and_uses_validation(home: Path) -> None
     assert roc_auc_score(valid.label, result) > ceiling - 0.05
     # Random labels lead to the strongest penalty and to predictions near the click rate.
     draws = np.random.default_rng(0)
-    noise = [each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32)) for each in (train, valid)]
+    noise = [
+        each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32))
+        for each in (train, valid)
+    ]
     assert np.std(regression(noise[0], noise[1], settings)(noise[1])) < 0.2  # 0.05 as a probability
 
 
@@ -266,7 +276,9 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 def score_split(dataset: Dataset, split: str, slope: float, noise: float, seed: int = 0) -> ScoredSamples:
-    """Return the samples of a split with scores: `slope` times a logit that reveals the label up to `noise`."""
+    """Return the samples of a split with scores: `slope` times a logit that reveals the label up to
+    `noise`.
+    """
     label = np.concatenate([part.label for part in blocks(dataset, split, SilentProgress())])
     logit = slope * (label + np.random.default_rng(seed).normal(-0.6, noise, len(label)))
     return ScoredSamples(label, logit.astype(np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
@@ -275,7 +287,9 @@ def score_split(dataset: Dataset, split: str, slope: float, noise: float, seed: 
 def write_scores(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
     """Write a baseline with these scores for both splits."""
     splits = {
-        split: MethodFigures(positives=int(part.label.sum()), samples=len(part.label), auc=0.7, log_loss=0.5)
+        split: MethodFigures(
+            positives=int(part.label.sum()), samples=len(part.label), auc=0.7, log_loss=0.5
+        )
         for split, part in zip(("valid", "test"), parts, strict=True)
     }
     method = Method(name="LightGBM", seconds=1.0, splits=splits)  # type: ignore[arg-type]
@@ -309,9 +323,13 @@ def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Datase
         assert "model.kind" not in advice
     assert "dcnv2" not in compare_with_baselines(dataset, "test", worse, DCNv2Config())[-1]
     value, half = (float(text) for text in re.findall(r"AUC ([+-]\d\.\d+) \+- (\d\.\d+)", line)[0])
-    mine, theirs = (roc_auc_score(part.label, part.logit) for part in (score_split(dataset, "test", 1.5, 1.6), other))
+    mine, theirs = (
+        roc_auc_score(part.label, part.logit) for part in (score_split(dataset, "test", 1.5, 1.6), other)
+    )
     assert value == pytest.approx(mine - theirs, abs=1e-4)
-    assert half == pytest.approx(1.96 * bootstrap_error(score_split(dataset, "test", 1.5, 1.6), other), rel=0.15)
+    assert half == pytest.approx(
+        1.96 * bootstrap_error(score_split(dataset, "test", 1.5, 1.6), other), rel=0.15
+    )
 
 
 def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
@@ -319,7 +337,9 @@ def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
     draws, differences = np.random.default_rng(0), []
     for _ in range(300):
         rows = draws.integers(0, len(one.label), len(one.label))
-        differences.append(np.subtract(*(roc_auc_score(part.label[rows], part.logit[rows]) for part in (one, other))))
+        differences.append(
+            np.subtract(*(roc_auc_score(part.label[rows], part.logit[rows]) for part in (one, other)))
+        )
     return float(np.std(differences))
 
 

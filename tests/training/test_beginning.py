@@ -1,4 +1,6 @@
-"""Test runs that start from the weights of another run: every value keeps its row under any tiers of both runs."""
+"""Test runs that start from the weights of another run: every value keeps its row under any tiers
+of both runs.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "log": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 16}},
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "memory": {}, "int8": {}, "log": {"rows": "all", "weight_decay": 0.1},
-}  # fmt: skip
+    "memory": {},
+    "int8": {},
+    "log": {"rows": "all", "weight_decay": 0.1},
+}
 """Optimizer of the run under each memory section."""
 Rows = dict[Any, tuple[np.ndarray[Any, Any], ...]]
 
@@ -74,13 +78,16 @@ def content(root: Path, day: int, run: Path, memory: str = "memory", **train: An
             },
             "split": {"valid": 0.0, "test": 0.2},
             "vocabulary": {
-                "min_count": 3, "tail_buckets": 5, "overrides": {"place": {"kind": "hash", "buckets": 30}}, **base,
+                "min_count": 3,
+                "tail_buckets": 5,
+                "overrides": {"place": {"kind": "hash", "buckets": 30}},
+                **base,
             },
         },
         "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8]},
         "memory": memories,
         "train": {"run": str(run), "batch_size": 16, "max_steps": 12, "report": False, **train},
-    }  # fmt: skip
+    }
 
 
 def make_plan(recipe: Recipe) -> Plan | None:
@@ -92,7 +99,9 @@ def make_plan(recipe: Recipe) -> Plan | None:
     plan = new_plan(recipe, dataset)
     if plan is None or recipe.memory.block is None:
         return plan
-    tables = (replace(t, tier="log", codec=CodecConfig(kind="fp32")) for t in plan.tables if t.tier != "level0")
+    tables = (
+        replace(t, tier="log", codec=CodecConfig(kind="fp32")) for t in plan.tables if t.tier != "level0"
+    )
     results = {table.table: table for table in tables}
     return replace(plan, tables=tuple(results.get(table.table, table) for table in plan.tables))
 
@@ -105,13 +114,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_log(root, day)
         prepare(Recipe.from_dict(content(root, day, root / "run")).data)
     for memory in MEMORIES:
-        recipe = Recipe.from_dict(content(root, 0, root / memory / "run", memory, seed=4, embedding=OPTIMIZERS[memory]))
+        recipe = Recipe.from_dict(
+            content(root, 0, root / memory / "run", memory, seed=4, embedding=OPTIMIZERS[memory])
+        )
         Trainer(recipe, Dataset.open(recipe.data.path), plan=make_plan(recipe)).train()
     return root
 
 
 def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
-    """Return each table as a dictionary from a value, or the number of a tail bucket, to its weights and state."""
+    """Return each table as a dictionary from a value, or the number of a tail bucket, to its
+    weights and state.
+    """
     results = {}
     for name, info in dataset.vocabularies.items():
         values = pl.read_parquet(dataset.path / info.path)["value"].to_list()
@@ -132,13 +145,17 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
     earlier = home / before / "run"
     with open_run(earlier) as trained:
         old, network = rows_by_value(trained.model, trained.dataset), trained.model.network.state_dict()
-        recipe = Recipe.from_dict(content(home, 1, tmp_path / "new", now, seed=4, embedding=OPTIMIZERS[before]))
+        recipe = Recipe.from_dict(
+            content(home, 1, tmp_path / "new", now, seed=4, embedding=OPTIMIZERS[before])
+        )
         dataset, plan = Dataset.open(recipe.data.path), make_plan(recipe)
         model = new_model(recipe, dataset, plan, "beginning")
         assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
         untrained = rows_by_value(model, dataset)
         optimizer = build_optimizer(recipe.train.dense, model.network)
-        with open_warm_start(earlier, tmp_path / "new", identity(recipe, dataset), dataset, Mesh.alone()) as first:
+        with open_warm_start(
+            earlier, tmp_path / "new", identity(recipe, dataset), dataset, Mesh.alone()
+        ) as first:
             first.load_into(model, optimizer)
         new_rows = rows_by_value(model, dataset)
         assert all(torch.equal(value, network[key]) for key, value in model.network.state_dict().items())
@@ -186,7 +203,8 @@ def test_a_run_starts_from_another_resumes_and_does_not_change_it(home: Path, tm
     assert checkpoint.read_state(last(runs[2]))["tables"]["earlier"] == 12
     assert main(["export", "-q", str(runs[2]), "-o", str(tmp_path / "export")]) == 0
     assert Scorer.open(tmp_path / "export").manifest.vocabularies["item"].inherited > 0
-    # The second run stopped at its first checkpoint and resumes without the run that it started from.
+    # The second run stopped at its first checkpoint and resumes without the run that it started
+    # from.
     shutil.copytree(runs[1], tmp_path / "whole")
     shutil.move(runs[0], tmp_path / "elsewhere")
     for path in checkpoint.list_checkpoints(runs[1] / "checkpoints")[1:]:
@@ -221,13 +239,19 @@ def test_incompatible_runs_are_refused_and_nothing_is_written(home: Path, tmp_pa
     write_log(tmp_path, 0, rows=900)
     other = content(tmp_path, 0, tmp_path / "new")
     prepare(Recipe.from_dict(other).data)
-    assert "does not extend the data set of" in (error := train_refused(tmp_path, tmp_path / "new", earlier, day=0))
+    assert "does not extend the data set of" in (
+        error := train_refused(tmp_path, tmp_path / "new", earlier, day=0)
+    )
     assert not missing("dense[0].mean", error)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_data_set_with_other_values_is_refused_and_an_earlier_run_stays(home: Path, tmp_path: Path) -> None:
-    """The data set is of a day before the run's. It has some of the run's values, but not the first ones."""
+def test_a_data_set_with_other_values_is_refused_and_an_earlier_run_stays(
+    home: Path, tmp_path: Path
+) -> None:
+    """The data set is of a day before the run's. It has some of the run's values, but not the first
+    ones.
+    """
     recipe = Recipe.from_dict(content(home, 1, tmp_path / "second"))
     Trainer(recipe, Dataset.open(recipe.data.path)).train()
     recipe = Recipe.from_dict(content(home, 0, tmp_path / "first"))

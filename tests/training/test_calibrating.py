@@ -1,4 +1,6 @@
-"""Test calibration maps: what they learn, that they are applied everywhere, and that they are fitted on validation."""
+"""Test calibration maps: what they learn, that they are applied everywhere, and that they are
+fitted on validation.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.evaluate import IDENTITY, ScoredSamples, corrected_by, evaluate_split, fit, fit_again
+from stratarec.training.evaluate import (
+    IDENTITY,
+    ScoredSamples,
+    corrected_by,
+    evaluate_split,
+    fit,
+    fit_again,
+)
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -41,7 +50,9 @@ def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
 
 @pytest.mark.parametrize("kinds", [("none", "platt", "isotonic"), ("platt",), ("isotonic",)])
 def test_a_handful_of_samples_keeps_the_current_map(kinds: Any) -> None:
-    """A map of 12 samples would be mostly chance, whether it is the best of some kinds or the chosen kind."""
+    """A map of 12 samples would be mostly chance, whether it is the best of some kinds or the
+    chosen kind.
+    """
     few = overconfident(12)
     curve = LogitMap(knots=(0.0,), values=(0.5,), slopes=(0.8, 0.8))
     assert 0 < few.label.sum() < 12
@@ -93,14 +104,19 @@ def test_a_weight_counts_as_that_many_samples_and_each_label_has_its_own_map(kin
     maps = fit((kind,), both)
     chosen = weight == 1
     expected = (
-        fit((kind,), samples._replace(label=np.repeat(samples.label, weight), logit=np.repeat(samples.logit, weight)))[
-            0
-        ],
+        fit(
+            (kind,),
+            samples._replace(
+                label=np.repeat(samples.label, weight), logit=np.repeat(samples.logit, weight)
+            ),
+        )[0],
         fit((kind,), other._replace(label=other.label[chosen], logit=other.logit[chosen]))[0],
     )
     for mine, whole in zip(maps, expected, strict=True):
         inside = torch.linspace(-4, 2, 50)
-        np.testing.assert_allclose(Calibration([mine])(inside), Calibration([whole])(inside), rtol=0.02, atol=0.02)
+        np.testing.assert_allclose(
+            Calibration([mine])(inside), Calibration([whole])(inside), rtol=0.02, atol=0.02
+        )
     corrected = corrected_by(maps, both).logit
     np.testing.assert_array_equal(corrected[:, 1], Calibration(maps[1:])(torch.from_numpy(other.logit)))
 
@@ -138,7 +154,9 @@ def test_auto_uses_the_simplest_map_that_is_better_by_more_than_chance() -> None
 
 
 def test_auto_is_not_deceived_by_users_whose_samples_are_alike() -> None:
-    """The scores are calibrated, but each user has some 200 samples and clicks more or less than others."""
+    """The scores are calibrated, but each user has some 200 samples and clicks more or less than
+    others.
+    """
     found = {True: 0, False: 0}
     for seed in range(20):
         draws = np.random.default_rng(seed)
@@ -147,7 +165,9 @@ def test_auto_is_not_deceived_by_users_whose_samples_are_alike() -> None:
         label = (draws.random(4000) < 1 / (1 + np.exp(-own))).astype(np.float32)
         for named in found:
             users = user if named else np.zeros(0, np.int64)
-            found[named] += bool(fit(AUTO[:2], ScoredSamples(label, logit.astype(np.float32), users, EMPTY)))
+            found[named] += bool(
+                fit(AUTO[:2], ScoredSamples(label, logit.astype(np.float32), users, EMPTY))
+            )
     assert found[True] <= 2
     assert found[False] >= 10
 
@@ -186,7 +206,9 @@ def test_a_map_for_a_model_that_learns_the_rate_from_the_same_samples_keeps_the_
     assert shifted == pytest.approx(np.average(samples.label, weights=weight), abs=1e-2)
     assert abs(before - shifted) > 0.02
     # Two labels, one of which needs no map.
-    both = samples._replace(label=np.stack([samples.label] * 2, axis=1), logit=np.stack([samples.logit, right], axis=1))
+    both = samples._replace(
+        label=np.stack([samples.label] * 2, axis=1), logit=np.stack([samples.logit, right], axis=1)
+    )
     assert fit_again(AUTO, both) == (again, fit(AUTO, both)[1])
     assert fit_again(AUTO, samples._replace(logit=right)) == ()
     # These correct a shift that the training causes itself, or were asked for.
@@ -214,7 +236,9 @@ def run(request: pytest.FixtureRequest, home: tuple[Path, Dataset]) -> tuple[Rec
     return recipe, Trainer(recipe, dataset).train()
 
 
-def test_calibration_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
+def test_calibration_is_fitted_on_validation_and_reported_before_and_after(
+    run: tuple[Recipe, dict[str, Any]],
+) -> None:
     recipe, result = run
     with open_run(recipe.run) as trained:
         maps, trained.model.network.calibration = trained.model.network.calibration.maps, None
@@ -226,7 +250,9 @@ def test_calibration_is_fitted_on_validation_and_reported_before_and_after(run: 
         }
     assert maps == fit(recipe.train.fitted, splits["valid"])
     for split, samples in splits.items():
-        before, after = (evaluate_logits(each.label, each.logit) for each in (samples, corrected_by(maps, samples)))
+        before, after = (
+            evaluate_logits(each.label, each.logit) for each in (samples, corrected_by(maps, samples))
+        )
         assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before["log_loss"], rel=1e-6)
         assert result[split]["log_loss"] == pytest.approx(after["log_loss"], rel=1e-6)
     assert result["valid"]["log_loss"] < result["uncalibrated"]["valid"]["log_loss"]

@@ -1,4 +1,6 @@
-"""Test class weights: both classes count the same in the loss, and scores still have the true click rate."""
+"""Test class weights: both classes count the same in the loss, and scores still have the true click
+rate.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def make_recipe(root: Path, labels: list[str] | None = None, data: str = "data",
         eval_every=0,
         embedding={"kind": "rowwise_adagrad", "learning_rate": 0.1},
         **settings,
-    )  # fmt: skip
+    )
     config["data"] |= {
         "path": str(root / data),
         "source": {
@@ -73,7 +75,9 @@ def test_the_loss_applies_the_class_weight(labels: int, weighted: bool) -> None:
     ratios, scale = (9.0, 0.5)[:labels], torch.ones(40) if weight is None else weight
     expected = torch.zeros(())
     for place, ratio in enumerate(ratios):
-        loss = nn.functional.binary_cross_entropy_with_logits(logits[:, place], label[:, place], reduction="none")
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            logits[:, place], label[:, place], reduction="none"
+        )
         each = torch.where(label[:, place] == 1, (1 + ratio) / 2, (1 + 1 / ratio) / 2)
         expected = expected + (each * scale * loss).sum() / scale.sum()
     objective = Objective((1.0,) * labels, class_weights=ratios)
@@ -90,7 +94,9 @@ def test_the_loss_applies_the_class_weight(labels: int, weighted: bool) -> None:
 def test_balanced_weights_have_mean_one_and_equal_classes_change_no_bit() -> None:
     label = torch.cat([torch.ones(30), torch.zeros(970)])
     zeros = torch.zeros(1000)
-    assert Objective(class_weights=(970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(math.log(2))
+    assert Objective(class_weights=(970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(
+        math.log(2)
+    )
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     assert torch.equal(
         Objective(class_weights=(1.0,)).mean(logits, batch_of(label, None)),
@@ -110,7 +116,9 @@ def test_every_label_has_its_own_weight_and_exports_contain_it(tmp_path: Path) -
     known = pl.read_parquet(tmp_path / "scores.parquet")
     scores = Scorer.open(tmp_path / "export").score(pl.read_parquet(tmp_path / "log.parquet"))
     for place, label in enumerate(("click", "like")):
-        np.testing.assert_allclose(known[f"score_{label}"], scores[known["row"].to_numpy() - 1, place], rtol=1e-5)
+        np.testing.assert_allclose(
+            known[f"score_{label}"], scores[known["row"].to_numpy() - 1, place], rtol=1e-5
+        )
 
 
 def test_a_resumed_run_keeps_its_weights_and_other_data_does_not(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create two runs on one data set, a run on another with the same name, and folders that are not runs."""
+    """Create two runs on one data set, a run on another with the same name, and folders that are
+    not runs.
+    """
     root = tmp_path_factory.mktemp("runs")
     for name, content in (
         ("one", tiny(root)),
@@ -27,7 +29,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         content["train"] |= {"run": str(root / name), "max_steps": 40}
         content["name"] = name
         if name == "other":
-            content["data"] |= {"path": str(root / "else"), "source": {**content["data"]["source"], "seed": 4}}
+            content["data"] |= {
+                "path": str(root / "else"),
+                "source": {**content["data"]["source"], "seed": 4},
+            }
         recipe = Recipe.from_dict(content)
         Trainer(recipe, prepared(recipe.data)).train()
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root)))
@@ -60,14 +65,20 @@ def test_figures_are_those_of_the_runs_and_only_differing_fields_are_listed(
 def test_tables_that_stay_float32_are_named_next_to_the_precision_of_the_recipe(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = Recipe.from_dict({**tiny(runs, run=str(tmp_path / "int8"), max_steps=5), "memory": {"precision": "int8"}})
+    recipe = Recipe.from_dict(
+        {**tiny(runs, run=str(tmp_path / "int8"), max_steps=5), "memory": {"precision": "int8"}}
+    )
     Trainer(recipe, prepared(recipe.data)).train()
-    assert any("float32" in note for note in content(capsys, runs / "one", tmp_path / "int8")["runs"][1]["notes"])
+    assert any(
+        "float32" in note for note in content(capsys, runs / "one", tmp_path / "int8")["runs"][1]["notes"]
+    )
     assert main(["compare", str(runs / "one"), str(tmp_path / "int8")]) == 0
     assert "int8: float32" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_continued_run_has_no_test_split(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_continued_run_has_no_test_split(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))
     trainer = Trainer(recipe, prepared(recipe.data))

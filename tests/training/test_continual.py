@@ -37,7 +37,9 @@ DAY = 86_400
 
 
 def write_log(root: Path, day: int, rows: int = 900) -> Path:
-    """Write a log whose items change over time. A user clicks items near those of earlier clicks."""
+    """Write a log whose items change over time. A user clicks items near those of earlier
+    clicks.
+    """
     random = np.random.default_rng(day)
     user = random.integers(0, 150, rows)
     item = day * 12 + random.geometric(0.05, rows)
@@ -71,16 +73,23 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
             },
             "split": {"valid": 0.1, "test": 0.1},
             "vocabulary": {
-                "min_count": 9, "tail_buckets": 5, "overrides": {"place": {"kind": "hash", "buckets": 30}},
+                "min_count": 9,
+                "tail_buckets": 5,
+                "overrides": {"place": {"kind": "hash", "buckets": 30}},
             },
         },
         "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8], "dropout": 0.1},
         "train": {
-            "run": str(root / "run"), "batch_size": 64, "report": False, "calibration": "platt",
-            "average": {"decay": 0.9}, "dense": {"schedule": {"kind": "cosine", "final_factor": 0.1}},
-            "embedding": {"kind": "rowwise_adam"}, **train,
+            "run": str(root / "run"),
+            "batch_size": 64,
+            "report": False,
+            "calibration": "platt",
+            "average": {"decay": 0.9},
+            "dense": {"schedule": {"kind": "cosine", "final_factor": 0.1}},
+            "embedding": {"kind": "rowwise_adam"},
+            **train,
         },
-    }  # fmt: skip
+    }
 
 
 def begin(root: Path, **changes: Any) -> Path:
@@ -97,13 +106,23 @@ def begin(root: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the logs, a run of the first day, and a copy of the run that continued with all other days in one
-    command.
+    """Return the logs, a run of the first day, and a copy of the run that continued with all other
+    days in one command.
     """
     root = tmp_path_factory.mktemp("continual")
     run = begin(root)
     shutil.copytree(run, root / "whole")
-    assert main(["continue", "-q", str(root / "whole"), *(str(root / f"day-{day}.parquet") for day in (1, 2, 3))]) == 0
+    assert (
+        main(
+            [
+                "continue",
+                "-q",
+                str(root / "whole"),
+                *(str(root / f"day-{day}.parquet") for day in (1, 2, 3)),
+            ]
+        )
+        == 0
+    )
     return root
 
 
@@ -141,16 +160,23 @@ def scores(run: Path, log: Path, earlier: list[str]) -> dict[str, Any]:
         return figures(evaluate_logs(logs, SilentProgress()).overall)
 
 
-def test_metrics_of_a_period_use_the_previous_checkpoint_and_all_histories(home: Path, tmp_path: Path) -> None:
+def test_metrics_of_a_period_use_the_previous_checkpoint_and_all_histories(
+    home: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     for day in (1, 2):
-        # First with the full log that the run was trained on, then with the histories that the period stores.
+        # First with the full log that the run was trained on, then with the histories that the
+        # period stores.
         actual = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
         continue_run(run, home / f"day-{day}.parquet")
         known = periods.read(periods.of_number(run, day)).to_dict()["scores"]
         assert known["all"] == json.loads(json.dumps(actual))
         assert {"known", "tail", "new"} <= known.keys()
-        assert sum(known[kind]["samples"] for kind in ("known", "tail", "new")) == known["all"]["samples"] == 900
+        assert (
+            sum(known[kind]["samples"] for kind in ("known", "tail", "new"))
+            == known["all"]["samples"]
+            == 900
+        )
     all_logs = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
     assert scores(run, home / "day-3.parquet", []) == scores(run, home / "day-3.parquet", all_logs)
     # No stored history is as early as this older log.
@@ -185,7 +211,9 @@ def test_values_get_rows_by_the_counts_of_all_periods_and_no_row_moves(home: Pat
     assert any(max(day[value] for day in each) < 9 for value in known)
 
 
-def test_a_grown_table_starts_like_a_table_of_that_size_and_keeps_the_bound_of_its_first_rows(home: Path) -> None:
+def test_a_grown_table_starts_like_a_table_of_that_size_and_keeps_the_bound_of_its_first_rows(
+    home: Path,
+) -> None:
     first, last = Dataset.open(home / "data"), Dataset.open(periods.of_number(home / "whole", 3) / "data")
     assert last.first_rows() == first.first_rows() == first.table_rows()
     models = [new_model(Recipe.from_dict(content(home)), each, None, "none") for each in (first, last)]
@@ -204,7 +232,9 @@ def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Pa
     recipe = Recipe.from_dict(content(home))
     paths = tuple(str(home / f"day-{day}.parquet") for day in range(DAYS))
     source = replace(recipe.data.source, paths=paths)  # type: ignore[call-arg]
-    data = replace(recipe.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0))
+    data = replace(
+        recipe.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0)
+    )
     all_data, last = prepare(data), Dataset.open(periods.of_number(home / "whole", 3) / "data")
 
     def histories(dataset: Dataset) -> dict[int, list[Any]]:
@@ -284,7 +314,9 @@ def with_time(shift: int) -> Callable[[Path, Path], Path]:
 
 def with_one_time(shift: int) -> Callable[[Path, Path], Path]:
     """Change the time of one row to far after all others."""
-    return changed(lambda log: log.with_columns(pl.col("time") + shift * (pl.int_range(pl.len()) == 5).cast(pl.Int64)))
+    return changed(
+        lambda log: log.with_columns(pl.col("time") + shift * (pl.int_range(pl.len()) == 5).cast(pl.Int64))
+    )
 
 
 REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
@@ -310,7 +342,11 @@ REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
     ("log", "message"), REFUSED, ids=[f"{number}-{words}" for number, (_, words) in enumerate(REFUSED)]
 )
 def test_a_file_that_is_not_the_next_period_is_refused_in_one_line(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Callable[[Path, Path], Path], message: str
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    log: Callable[[Path, Path], Path],
+    message: str,
 ) -> None:
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     before = files_of(run)
@@ -363,7 +399,9 @@ def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
     assert main(["check", "-q", str(run)]) == 0
 
 
-def test_the_first_period_is_reverted_if_the_run_before_it_can_be_opened(home: Path, tmp_path: Path) -> None:
+def test_the_first_period_is_reverted_if_the_run_before_it_can_be_opened(
+    home: Path, tmp_path: Path
+) -> None:
     run, data = Path(shutil.copytree(one_period(home), tmp_path / "run")), home / "data"
     before = files_of(run)
     data.rename(home / "moved")
@@ -407,7 +445,9 @@ def test_encoded_rows_under_caches_continue_deterministically(home: Path, tmp_pa
     """In float32 this follows from `test_growth`, which also compares with rows in memory."""
     for day in range(DAYS):
         (tmp_path / f"day-{day}.parquet").symlink_to(home / f"day-{day}.parquet")
-    raw = content(tmp_path) | {"memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}}
+    raw = content(tmp_path) | {
+        "memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}
+    }
     raw["data"]["vocabulary"] |= {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}}
     raw["train"]["batch_size"] = 16
     recipe = Recipe.from_dict(raw)

@@ -29,7 +29,9 @@ HOURS = 6
 
 
 def write_logs(root: Path, files: int, clicks: int) -> list[Path]:
-    """Write random clicks: users, items and times are independent. Files are not split at full hours."""
+    """Write random clicks: users, items and times are independent. Files are not split at full
+    hours.
+    """
     draws, paths = np.random.default_rng(3), []
     for number in range(files):
         begin = FIRST + HOURS * HOUR * number + 900
@@ -76,7 +78,9 @@ def continue_run(run: Path, *files: Path, code: int = 0) -> None:
     assert main(["continue", "-q", str(run), *map(str, files)]) == code
 
 
-def test_periods_in_one_command_and_in_several_are_the_same_and_omit_no_click(home: Path, tmp_path: Path) -> None:
+def test_periods_in_one_command_and_in_several_are_the_same_and_omit_no_click(
+    home: Path, tmp_path: Path
+) -> None:
     runs = [Path(shutil.copytree(home / "run", tmp_path / name)) for name in ("whole", "each")]
     continue_run(runs[0], *logs(home)[1:])
     for file in logs(home)[1:]:
@@ -88,10 +92,15 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_omit_no_click(ho
     base = Dataset.open(home / "data")
     source = ClicksSource(
         ClicksConfig(
-            paths=(str(tmp_path / "all.parquet"),), negatives=2, history_length=4, memory="3h", last_window="wait"
+            paths=(str(tmp_path / "all.parquet"),),
+            negatives=2,
+            history_length=4,
+            memory="3h",
+            last_window="wait",
         ),
-        "error", SplitConfig(by="fraction", valid=0.0, test=0.0),
-    )  # fmt: skip
+        "error",
+        SplitConfig(by="fraction", valid=0.0, test=0.0),
+    )
     before = base.clicks()
     assert before is not None
     source.resume(before)

@@ -1,4 +1,6 @@
-"""Test extending, stopping and validating runs. A request is carried out or refused before anything is written."""
+"""Test extending, stopping and validating runs. A request is carried out or refused before anything
+is written.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def without_validation(root: Path, **train: Any) -> dict[str, Any]:
 
 
 def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
-    config = tiny(home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train})
+    config = tiny(
+        home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train}
+    )
     memory = config["train"].pop("memory", {})
     return Recipe.from_dict({**config, "memory": memory})
 
@@ -101,9 +105,9 @@ def test_an_extended_run_matches_a_run_of_that_length(home: Path, tmp_path: Path
     assert results[0]["checkpoint"] == results[1]["checkpoint"]
     kept = [sorted(os.listdir(tmp_path / name / "checkpoints")) for name in ("whole", "parts")]
     assert kept[0] == kept[1]
-    assert json.loads((tmp_path / "parts" / "recipe.json").read_text())["recipe"]["train"]["epochs"] == long.get(
-        "epochs", 2
-    )
+    assert json.loads((tmp_path / "parts" / "recipe.json").read_text())["recipe"]["train"][
+        "epochs"
+    ] == long.get("epochs", 2)
 
 
 def test_a_run_directory_is_claimed_before_the_model_is_built(
@@ -157,12 +161,17 @@ def test_another_metric_cannot_resume_if_its_best_checkpoint_is_deleted(home: Pa
     assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
     with refuses(CheckpointError, f"step {best['step']}"):
-        train(make_recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
+        train(
+            make_recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options),
+            resume=True,
+        )
     assert contents(tmp_path / "a") == before
 
 
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
-    """Raise KeyboardInterrupt in the middle of an evaluation. Evaluations count from 1 and include the test."""
+    """Raise KeyboardInterrupt in the middle of an evaluation. Evaluations count from 1 and include
+    the test.
+    """
     build, begun = trainer.build, 0
 
     def built() -> Run:
@@ -203,7 +212,8 @@ def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
 
 
 @pytest.mark.parametrize(
-    ("patience", "number", "memory"), [(0, 1, {}), (2, 2, {}), (0, 3, {}), (2, 1, INT8), (0, 2, INT8), (2, 3, INT8)]
+    ("patience", "number", "memory"),
+    [(0, 1, {}), (2, 2, {}), (0, 3, {}), (2, 1, INT8), (0, 2, INT8), (2, 3, INT8)],
 )
 def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     home: Path,
@@ -263,7 +273,9 @@ evaluation.Loader.epoch = epoch
 def test_a_signal_in_the_final_test_is_one_line_and_has_its_own_exit_code(
     home: Path, tmp_path: Path, name: str, code: int
 ) -> None:
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_recipe(home, tmp_path / "a", max_steps=4).to_dict()))
+    (tmp_path / "r.yaml").write_text(
+        yaml.safe_dump(make_recipe(home, tmp_path / "a", max_steps=4).to_dict())
+    )
     done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=INTERRUPT.replace("NAME", name))
     assert done.returncode == code, done.stderr
     assert "stopped in the final test" in done.stderr.splitlines()[-1]

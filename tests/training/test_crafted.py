@@ -56,8 +56,12 @@ def rewrite(run: Path, change: Callable[[dict[str, Any], Path], object]) -> None
     write_sealed(path / "state.json", content)
 
 
-def rows_file(entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], records: np.ndarray[Any, Any]) -> None:
-    """Write rows and records as `write_rows` does, without validation, and update the entry of the manifest."""
+def rows_file(
+    entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], records: np.ndarray[Any, Any]
+) -> None:
+    """Write rows and records as `write_rows` does, without validation, and update the entry of the
+    manifest.
+    """
     header = json.dumps(
         {
             "__metadata__": {"format": "stratarec rows 1"},
@@ -74,7 +78,9 @@ def rows_file(entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], rec
     entry.update(rows=len(rows), hash=file_hash(path))
 
 
-def change_rows(part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., None]:
+def change_rows(
+    part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+) -> Callable[..., None]:
     """Replace row numbers in the first file of a group's home or slots."""
 
     def change(content: dict[str, Any], path: Path) -> None:
@@ -238,7 +244,9 @@ def test_a_run_starts_from_a_checkpoint_that_records_less_of_its_training(
 
 
 def test_the_later_file_of_a_chain_determines_a_row(home: Path, tmp_path: Path) -> None:
-    """Deltas override earlier files, so a file that occurs twice under two names changes nothing."""
+    """Deltas override earlier files, so a file that occurs twice under two names changes
+    nothing.
+    """
 
     def twice(content: dict[str, Any], path: Path) -> None:
         group = content["tables"]["groups"][0]

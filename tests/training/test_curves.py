@@ -1,5 +1,5 @@
-"""Test the writers of curves: every library receives the points of training without a network, and one that fails does
-not end the run.
+"""Test the writers of curves: every library receives the points of training without a network, and
+one that fails does not end the run.
 """
 
 from __future__ import annotations

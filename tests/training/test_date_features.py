@@ -1,4 +1,6 @@
-"""Test that every way of scoring makes the same numbers of dates and of columns with two features: to 1e-6."""
+"""Test that every way of scoring makes the same numbers of dates and of columns with two features:
+to 1e-6.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,19 @@ SCHEMA: dict[str, Any] = {
 
 
 def write_log(path: Path, first: int) -> pl.DataFrame:
-    """Write a log of 40 days from day `first`, with clicks at weekends and for arrivals in July and August."""
+    """Write a log of 40 days from day `first`, with clicks at weekends and for arrivals in July and
+    August.
+    """
     draws = np.random.default_rng(first)
     minutes = np.sort(draws.integers(0, 40 * 24 * 60, ROWS))
     at = [datetime(2024, 5, 1) + timedelta(days=first, minutes=int(minute)) for minute in minutes]
     arrival = [
-        time + timedelta(days=int(days), seconds=7) for time, days in zip(at, draws.integers(0, 90, ROWS), strict=True)
+        time + timedelta(days=int(days), seconds=7)
+        for time, days in zip(at, draws.integers(0, 90, ROWS), strict=True)
     ]
     rate = [
-        0.1 + 0.4 * (time.weekday() > 4) + 0.4 * (end.month in (7, 8)) for time, end in zip(at, arrival, strict=True)
+        0.1 + 0.4 * (time.weekday() > 4) + 0.4 * (end.month in (7, 8))
+        for time, end in zip(at, arrival, strict=True)
     ]
     hidden = pl.Series(draws.random(ROWS) < 0.1)
     frame = pl.DataFrame(
@@ -55,7 +61,9 @@ def write_log(path: Path, first: int) -> pl.DataFrame:
             "arrival": pl.Series([time.replace(tzinfo=timezone.utc) for time in arrival])
             .dt.convert_time_zone("Asia/Tokyo")
             .set(hidden, None),
-            "born": pl.Series(draws.integers(-(10**12), 10**12, ROWS)).set(hidden.shift(1, fill_value=False), None),
+            "born": pl.Series(draws.integers(-(10**12), 10**12, ROWS)).set(
+                hidden.shift(1, fill_value=False), None
+            ),
             "price": draws.gamma(2.0, 3.0, ROWS),
             "item": draws.integers(0, 30, ROWS),
         }
@@ -87,11 +95,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_all_scores(root: Path, log: pl.DataFrame, exported: Path) -> None:
-    """Compare scores of the raw log by `predict` with those of both runtimes of a scorer, for many and single rows."""
+    """Compare scores of the raw log by `predict` with those of both runtimes of a scorer, for many
+    and single rows.
+    """
     with open_run(root / "run") as trained:
         export(trained, exported)
         log.write_parquet(root / "raw.parquet")
-        predict_logs(RawLogs(trained, [str(root / "raw.parquet")]), root / "raw-scores.parquet", SilentProgress())
+        predict_logs(
+            RawLogs(trained, [str(root / "raw.parquet")]), root / "raw-scores.parquet", SilentProgress()
+        )
     expected = pl.read_parquet(root / "raw-scores.parquet")["score"].to_numpy()
     assert len(np.unique(expected)) > ROWS / 2
     # Python objects are read without Polars if they are few.
@@ -102,7 +114,9 @@ def check_all_scores(root: Path, log: pl.DataFrame, exported: Path) -> None:
         for row in range(0, ROWS, 97):
             one = {name: [objects[row][name]] for name in log.columns}
             np.testing.assert_allclose(scorer.score(one), expected[row], atol=1e-6)
-        np.testing.assert_allclose(scorer.score(log[:50].to_dict(as_series=False)), expected[:50], atol=1e-6)
+        np.testing.assert_allclose(
+            scorer.score(log[:50].to_dict(as_series=False)), expected[:50], atol=1e-6
+        )
 
 
 def test_scores_are_the_same_everywhere(root: Path) -> None:
@@ -125,7 +139,9 @@ def test_a_continued_run_scores_the_same_everywhere(root: Path) -> None:
 
 def test_a_click_model_scores_as_its_export(root: Path, tmp_path: Path) -> None:
     log = pl.read_parquet(root / "log.parquet")
-    model = ClickModel(content(root), train__epochs=1, model__trees=0).fit(log, label="label", valid=log[-90:])
+    model = ClickModel(content(root), train__epochs=1, model__trees=0).fit(
+        log, label="label", valid=log[-90:]
+    )
     positive = model.predict_proba(log.drop("label"))[:, 1]
     assert len(np.unique(positive)) > ROWS / 2
     scorer = Scorer.open(model.save(tmp_path / "model") / "export")

@@ -1,4 +1,6 @@
-"""Test downsampling of negatives: training uses fewer samples, and predictions have the click rate of the full log."""
+"""Test downsampling of negatives: training uses fewer samples, and predictions have the click rate
+of the full log.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Pat
         assert dataset.positives[split] / dataset.samples(split) == pytest.approx(label.mean(), rel=0.25)
     Trainer(recipe, dataset).train()
     with open_run(recipe.run) as trained:
-        metrics, _ = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
+        metrics, _ = evaluate_split(
+            trained.model, dataset, "test", precision="float32", progress=SilentProgress()
+        )
         result = metrics["click"]
         # Without the correction predictions would be more than twice the click rate.
         assert result["calibration"] == pytest.approx(1, abs=0.15)

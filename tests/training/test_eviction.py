@@ -1,5 +1,5 @@
-"""Test values that lose their rows: which they are, what remains of them, and that a server that applies deltas has the
-same scores.
+"""Test values that lose their rows: which they are, what remains of them, and that a server that
+applies deltas has the same scores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_values(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Return the values of items and of users by row after each day, computed by a loop over the logs."""
+    """Return the values of items and of users by row after each day, computed by a loop over the
+    logs.
+    """
     first = Dataset.open(home / "data")
     numbers = np.concatenate([*first.row_numbers("train")])
     logs = [pl.read_parquet(home / "day-0.parquet")[numbers - 1]]
@@ -71,7 +73,9 @@ def expected_values(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
                 dict(Dataset.open(data).carried_counts("item").select("value", "count").iter_rows())
             )
         for name, known in (("item", items), ("user", users)):
-            eligible = {v for v, n in counts[name].items() if n >= 4} | {v for v in known[-1] if v is not None}
+            eligible = {v for v, n in counts[name].items() if n >= 4} | {
+                v for v in known[-1] if v is not None
+            }
             if name == "item":
                 alive = {value for value in eligible if last.get(value, -DAY) >= now - DAY}  # type: ignore[operator]
             else:
@@ -109,7 +113,9 @@ def test_idle_and_least_used_values_lose_their_rows_and_return_at_new_ones(home:
 
 def test_periods_that_evict_have_the_same_bits_in_one_command_and_in_several(home: Path) -> None:
     for number in (2, 3):
-        assert_same_period(periods.of_number(home / "run", number), periods.of_number(home / "whole", number))
+        assert_same_period(
+            periods.of_number(home / "run", number), periods.of_number(home / "whole", number)
+        )
     assert main(["check", "-q", str(home / "run")]) == 0
 
 
@@ -125,10 +131,13 @@ def test_deltas_carry_removed_values_so_that_scores_match_the_full_export(home: 
         assert np.array_equal(scorer.score(rows), full.score(rows))
         one = rows[:1].to_dict(as_series=False)
         assert scorer.score(one) == full.score(one)
-    # Over all days at once: values that came and were removed in between leave holes from the start.
+    # Over all days at once: values that came and were removed in between leave holes from the
+    # start.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_delta, "_MOST", 1.0)
-        assert write_delta.write_delta(ExportedModel.open(home / "0"), home / "3", home / "leap") is not None
+        assert (
+            write_delta.write_delta(ExportedModel.open(home / "0"), home / "3", home / "leap") is not None
+        )
     leap = Scorer.open(home / "0")
     leap.update(home / "leap")
     assert np.array_equal(leap.score(rows), full.score(rows))

@@ -1,4 +1,6 @@
-"""Compare explanations with naive permutations, with the raw log, and with models whose parts are known."""
+"""Compare explanations with naive permutations, with the raw log, and with models whose parts are
+known.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ COLUMNS = ["x", "y", "item", "city", "tags", "last", "before"]
 
 
 def write_log(root: Path) -> pl.DataFrame:
-    """Write a log: clicks follow `x` and `item`, likes follow `y` where they are known, and `city` is noise."""
+    """Write a log: clicks follow `x` and `item`, likes follow `y` where they are known, and `city`
+    is noise.
+    """
     draws = np.random.default_rng(6)
     x, y, item = draws.exponential(20, ROWS).round(), draws.normal(3, 2, ROWS), draws.integers(0, 20, ROWS)
     click = draws.random(ROWS) < 1 / (1 + np.exp(-3 * (np.log1p(x) - 3.2 + (item % 4 == 0) * 2)))
@@ -52,7 +56,11 @@ def write_log(root: Path) -> pl.DataFrame:
             "last": lists[::-1],
             "kinds": [[f"k{each % 3}" for each in values] for values in lists[::-1]],
         },
-        schema_overrides={"tags": pl.List(pl.Int64), "shares": pl.List(pl.Float64), "last": pl.List(pl.Int64)}
+        schema_overrides={
+            "tags": pl.List(pl.Int64),
+            "shares": pl.List(pl.Float64),
+            "last": pl.List(pl.Int64),
+        }
         | {"kinds": pl.List(pl.String)},
     )
     frame.write_parquet(root / "log.parquet")
@@ -102,13 +110,17 @@ def trained(root: Path) -> Iterator[TrainedModel]:
 
 
 def probe_of(trained: TrainedModel, samples: int = 4096) -> Probe:
-    return Probe(trained.model, trained.dataset, draw_samples(trained.dataset, "test", samples, 1), "float32")
+    return Probe(
+        trained.model, trained.dataset, draw_samples(trained.dataset, "test", samples, 1), "float32"
+    )
 
 
 def permuted_logits(
     trained: TrainedModel, batch: Batch, column: Column, order: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Return the logits of samples in which sample i has the column's values of sample ``order[i]``."""
+    """Return the logits of samples in which sample i has the column's values of sample
+    ``order[i]``.
+    """
     dense, bags = batch.dense.clone(), {}
     for row, other in enumerate(order):
         if column.dense is not None:
@@ -131,7 +143,9 @@ def permuted_logits(
     return actual
 
 
-def components(label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> Any:
+def components(
+    label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]
+) -> Any:
     """Return DeLong's structural components, computed pair by pair."""
     wins = (score[:, None] > score[None, :]) + 0.5 * (score[:, None] == score[None, :])
     positive, negative = np.flatnonzero(label == 1), np.flatnonzero(label == 0)
@@ -174,7 +188,9 @@ def test_importance_matches_naive_permutations(trained: TrainedModel) -> None:
             one = next(each for each in mine.columns if each.feature == column.name)
             assert mine.auc == pytest.approx(auc(base), abs=1e-9)
             assert mine.log_loss == pytest.approx(loss(base), abs=1e-6)
-            assert one.auc_drop.value == pytest.approx(auc(base) - np.mean([auc(each) for each in permuted]), abs=1e-6)
+            assert one.auc_drop.value == pytest.approx(
+                auc(base) - np.mean([auc(each) for each in permuted]), abs=1e-6
+            )
             assert one.log_loss_rise.value == pytest.approx(
                 np.mean([loss(each) for each in permuted]) - loss(base), abs=1e-6
             )
@@ -183,7 +199,9 @@ def test_importance_matches_naive_permutations(trained: TrainedModel) -> None:
             for side in range(2):
                 scale = weight[before[2 + side]] / weight[before[2 + side]].sum()
                 away = before[side] - np.mean([each[side] for each in after], axis=0)
-                for key, part in zip(user[known][before[2 + side]], scale * (away - (scale * away).sum()), strict=True):
+                for key, part in zip(
+                    user[known][before[2 + side]], scale * (away - (scale * away).sum()), strict=True
+                ):
                     parts[int(key)] += float(part)
             variance = sum(part**2 for part in parts.values()) * len(parts) / (len(parts) - 1)
             assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
@@ -210,7 +228,10 @@ def test_an_additive_model_is_reported_and_its_curves_match_the_log(
     logit = np.log(score := predict_log(run, other, tmp_path)) - np.log1p(-score)
     assert parts["logit"] - logit[4] == pytest.approx(parts["parts"]["item"], abs=1e-4)
     capsys.readouterr()
-    assert main(["explain", run, "--feature", "x", "--feature", "y", "--samples", "100000", "-q", "--json"]) == 0
+    assert (
+        main(["explain", run, "--feature", "x", "--feature", "y", "--samples", "100000", "-q", "--json"])
+        == 0
+    )
     tested = np.concatenate(list(Dataset.open(tmp_path / "data").row_numbers("test"))) - 1
     for curve in json.loads(capsys.readouterr().out)["numbers"]:
         name, values, means = curve["feature"], curve["values"], curve["predictions"]["click"]
@@ -218,7 +239,9 @@ def test_an_additive_model_is_reported_and_its_curves_match_the_log(
         assert sum(curve["shares"]) == pytest.approx(1)
         for place in (0, len(values) // 2, -1):
             scores = predict_log(run, log.with_columns(pl.lit(float(values[place])).alias(name)), tmp_path)
-            assert means[place] == pytest.approx(scores[tested].mean(), rel=0.02 if len(tested) > 1024 else 1e-4)
+            assert means[place] == pytest.approx(
+                scores[tested].mean(), rel=0.02 if len(tested) > 1024 else 1e-4
+            )
 
 
 def predict_log(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:

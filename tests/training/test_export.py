@@ -1,5 +1,5 @@
-"""Test that exports and predictions are written completely or not at all, whatever happens to the disk or the
-folder.
+"""Test that exports and predictions are written completely or not at all, whatever happens to the
+disk or the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
-def run_limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
+def run_limited(
+    arguments: tuple[str, ...], run: Path, output: Path, limit: int
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a process whose files may have at most `limit` bytes."""
     before = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -101,7 +103,13 @@ def test_existing_files_and_links_are_neither_replaced_nor_followed(run: Path, t
     assert (tmp_path / "file").read_text() == "mine"
     assert (tmp_path / ".out.tmp" / "mine").exists()
     assert not (tmp_path / "target").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "file", "folder", "nowhere", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".out.tmp",
+        "file",
+        "folder",
+        "nowhere",
+        "out",
+    ]
 
 
 def test_weights_that_are_not_finite_are_not_exported(run: Path, tmp_path: Path) -> None:
@@ -144,7 +152,12 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     Scorer.open(tmp_path / "out")
     # Files of the killed export are removed. Files that another process created or writes stay.
     names = sorted(path.name for path in tmp_path.iterdir())
-    kept = [".out.0123456789abcdef.tmp", ".out.fedcba9876543210.tmp", ".out.tmp", ".output.0123456789abcdef.tmp"]
+    kept = [
+        ".out.0123456789abcdef.tmp",
+        ".out.fedcba9876543210.tmp",
+        ".out.tmp",
+        ".output.0123456789abcdef.tmp",
+    ]
     assert names == [*kept, "out"]
 
 
@@ -152,7 +165,12 @@ def test_equal_models_give_equal_files(run: Path, tmp_path: Path) -> None:
     with open_run(run) as trained:
         for name in ("one", "other"):
             export(trained, tmp_path / name)
-    one = {path.relative_to(tmp_path / "one"): path.read_bytes() for path in (tmp_path / "one").rglob("*.*")}
-    other = {path.relative_to(tmp_path / "other"): path.read_bytes() for path in (tmp_path / "other").rglob("*.*")}
+    one = {
+        path.relative_to(tmp_path / "one"): path.read_bytes() for path in (tmp_path / "one").rglob("*.*")
+    }
+    other = {
+        path.relative_to(tmp_path / "other"): path.read_bytes()
+        for path in (tmp_path / "other").rglob("*.*")
+    }
     assert one == other
     assert json.loads(one[Path("manifest.json")])["precision"] == "float32"

@@ -21,7 +21,9 @@ FORMATS = ("csv", "semicolons", "parquet", "jsonl")
 
 
 def log(day: int, rows: int) -> pl.DataFrame:
-    """Draw users and items as integers, times, missing numbers and lists. Each format writes them differently."""
+    """Draw users and items as integers, times, missing numbers and lists. Each format writes them
+    differently.
+    """
     draws = np.random.default_rng(day)
     item = draws.integers(0, 40, rows)
     seconds = np.sort(draws.integers(day * 86_400, (day + 1) * 86_400, rows)).tolist()
@@ -102,7 +104,9 @@ def test_a_log_has_the_same_scores_in_every_format_and_as_a_frame(run: Path, tmp
         np.testing.assert_allclose(scorer.score(rows.with_columns(without)), scores[: len(rows)], rtol=2e-6)
 
 
-def test_a_run_continued_with_the_same_rows_in_another_format_gives_the_same_model(run: Path, tmp_path: Path) -> None:
+def test_a_run_continued_with_the_same_rows_in_another_format_gives_the_same_model(
+    run: Path, tmp_path: Path
+) -> None:
     models = []
     for form in FORMATS:
         copy = Path(shutil.copytree(run, tmp_path / form))
@@ -114,7 +118,9 @@ def test_a_run_continued_with_the_same_rows_in_another_format_gives_the_same_mod
         assert_same_model(models[0], model)
 
 
-@pytest.mark.parametrize("change", [pl.col("at") + timedelta(milliseconds=250), pl.col("at").dt.epoch("ms")])
+@pytest.mark.parametrize(
+    "change", [pl.col("at") + timedelta(milliseconds=250), pl.col("at").dt.epoch("ms")]
+)
 def test_times_finer_than_the_unit_of_the_run_are_refused(
     run: Path, tmp_path: Path, change: pl.Expr, capsys: pytest.CaptureFixture[str]
 ) -> None:

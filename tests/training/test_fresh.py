@@ -1,5 +1,5 @@
-"""Test scores of raw logs: they equal those of the prepared data set, in the order of the log, with or without
-labels.
+"""Test scores of raw logs: they equal those of the prepared data set, in the order of the log, with
+or without labels.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def run_of(place: Path) -> str:
     return str(content["train"].get("run") or place / "runs" / content["name"])
 
 
-def test_a_raw_log_scores_like_its_data_set_in_its_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raw_log_scores_like_its_data_set_in_its_own_order(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     run, output = run_of(place), place / "raw.parquet"
     parts = []
@@ -140,12 +142,20 @@ def test_a_directory_that_is_no_data_set_is_a_log(place: Path) -> None:
 def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> None:
     log = pl.read_parquet(place / "log.parquet")
     later = log.with_columns(at=pl.lit(100_500)).sample(200, seed=1, shuffle=True)
-    with_history = scores(place, fresh(place, later.drop("click")), "--history", str(place / name(place, "log")))
+    with_history = scores(
+        place, fresh(place, later.drop("click")), "--history", str(place / name(place, "log"))
+    )
     assert "label" not in with_history.columns
     clicked = log.with_row_index("row").filter(pl.col("click") == 1).sort("at", "row")
     given = later.drop("click", "who", "at")
-    for history, events in (("before", clicked), ("lately", clicked.filter(pl.col("at") >= 100_500 - 7200))):
-        last = {who: part["item"].tail(5).to_list() for (who,), part in events.group_by("who", maintain_order=True)}
+    for history, events in (
+        ("before", clicked),
+        ("lately", clicked.filter(pl.col("at") >= 100_500 - 7200)),
+    ):
+        last = {
+            who: part["item"].tail(5).to_list()
+            for (who,), part in events.group_by("who", maintain_order=True)
+        }
         assert len({len(items) for items in last.values()}) > 1 or history == "before"
         lists = [last.get(who, []) for who in later["who"]]
         given = given.with_columns(pl.Series(history, lists, dtype=pl.List(pl.Int64)))
@@ -192,7 +202,13 @@ def test_standard_input_and_output_are_logs_and_scores(
     later.write_parquet(parquet)
     json_lines = later.with_columns(pl.col("who").str.slice(0)).write_ndjson().encode()
     text = later.write_csv().encode()
-    for content in (text, gzip.compress(text), later.write_csv(separator=";").encode(), json_lines, parquet.getvalue()):
+    for content in (
+        text,
+        gzip.compress(text),
+        later.write_csv(separator=";").encode(),
+        json_lines,
+        parquet.getvalue(),
+    ):
         monkeypatch.setattr(sys, "stdin", Piped(content))
         capfdbinary.readouterr()
         assert main(["predict", run_of(place), "-", "-o", "-", "--keep", "request"]) == 0
@@ -207,10 +223,14 @@ def test_standard_input_and_output_are_logs_and_scores(
 
 
 def test_rows_without_a_user_have_an_empty_history(place: Path) -> None:
-    """Visitors who are not logged in are scored as users without events, by files and with --top alike."""
+    """Visitors who are not logged in are scored as users without events, by files and with --top
+    alike.
+    """
     log = pl.read_parquet(place / "log.parquet")
     unlabelled = log.head(60).drop("click")
-    later = unlabelled.with_columns(at=pl.col("at") + 200_000, who=pl.when(pl.col("request") % 2 == 0).then("who"))
+    later = unlabelled.with_columns(
+        at=pl.col("at") + 200_000, who=pl.when(pl.col("request") % 2 == 0).then("who")
+    )
     history = ("--history", str(place / name(place, "log")))
     result = scores(place, fresh(place, later), *history, "--keep", "request")
     stranger = later.with_columns(pl.col("who").fill_null("nobody"))
@@ -250,7 +270,9 @@ def test_evaluate_counts_the_users_that_training_did_not_have(
     # Rows without a user are not ranked among each other.
     of_none = log.head(90).with_columns(who=pl.when(pl.int_range(90) < 45).then(who))
     of_none.write_csv("some.csv")
-    of_none.with_columns(pl.col("who").fill_null(pl.format("none{}", pl.int_range(90)))).write_csv("own.csv")
+    of_none.with_columns(pl.col("who").fill_null(pl.format("none{}", pl.int_range(90)))).write_csv(
+        "own.csv"
+    )
     grouped = []
     for file in ("some.csv", "own.csv"):
         assert main(["evaluate", "-q", run_of(tmp_path), file, "--json"]) == 0
@@ -260,7 +282,9 @@ def test_evaluate_counts_the_users_that_training_did_not_have(
     assert not missing(f"users {len(every)} {len(new)} not in the training split", capsys.readouterr().out)
 
 
-def test_fields_for_reading_can_be_changed_as_errors_advise(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_for_reading_can_be_changed_as_errors_advise(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     frame = pl.read_parquet(place / "log.parquet").head(9).with_columns(pl.col("price").cast(pl.String))
     frame[3, "price"] = "dear"
     frame.write_csv(place / "odd.csv")
@@ -295,7 +319,9 @@ CELLS = {
 def test_cells_that_a_spreadsheet_would_execute_become_text_on_request(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frame = pl.read_parquet(place / "log.parquet").head(len(CELLS)).with_columns(pl.Series("=c", list(CELLS)))
+    frame = (
+        pl.read_parquet(place / "log.parquet").head(len(CELLS)).with_columns(pl.Series("=c", list(CELLS)))
+    )
     log, target = fresh(place, frame), place / "cells.csv"
     command = ["predict", "-q", run_of(place), log, "--keep", "=c", "-o"]
     assert main([*command, str(target)]) == 0
@@ -322,7 +348,9 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
     assert float(output[2].split()[1]) == pytest.approx(auc, abs=1e-6)
     rows = {line.split()[0]: line.split()[1:] for line in output if line[:2] in ("de", "fr", "it")}
     counts = pl.read_parquet(place / "log.parquet")["country"].value_counts()
-    assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(counts.iter_rows())
+    assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(
+        counts.iter_rows()
+    )
     chosen = (pl.read_parquet(place / "log.parquet")["country"] == "de").to_numpy()
     loss = -np.mean(np.log(np.where(label == 1, score, 1 - score))[chosen])
     assert float(rows["de"][2]) == pytest.approx(loss, abs=1e-4)
@@ -330,7 +358,9 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
 
 
 def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
-    """Return means over the groups of a column ``group``, computed by scikit-learn, and their number."""
+    """Return means over the groups of a column ``group``, computed by scikit-learn, and their
+    number.
+    """
     gain, recall, area, sizes = [], [], [], []
     for _, part in log.group_by("group"):
         label, score = part["label"].to_numpy(), part["score"].to_numpy()
@@ -347,7 +377,9 @@ def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
     }
 
 
-def test_ranking_metrics_within_groups_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranking_metrics_within_groups_are_reported(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Groups are any column of a raw log, or the users of a split."""
     run, log = run_of(place), str(place / name(place, "log"))
     raw = pl.read_parquet(place / "log.parquet")
@@ -393,7 +425,10 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
             (row, rank)
             for value in dict.fromkeys(raw[column])
             for rank, row in enumerate(
-                all_scores.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])["row"][:4], 1
+                all_scores.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])[
+                    "row"
+                ][:4],
+                1,
             )
         ]
         assert list(zip(actual["row"], actual["rank"], strict=True)) == expected
@@ -429,11 +464,19 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     ],
 )
 def test_input_that_cannot_be_scored_is_a_one_line_error_and_nothing_is_written(
-    place: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(place)
     log = pl.read_parquet(place / "log.parquet").head(20)
-    files = {"FRESH": log.drop("click"), "THIN": log.drop("price"), "SCORED": log.with_columns(score=pl.lit(1))}
+    files = {
+        "FRESH": log.drop("click"),
+        "THIN": log.drop("price"),
+        "SCORED": log.with_columns(score=pl.lit(1)),
+    }
     names = {"RUN": run_of(place), "LOG": name(place, "log")}
     for key, frame in files.items():
         names[key] = name(place, key.lower())

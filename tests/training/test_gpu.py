@@ -1,4 +1,6 @@
-"""Test the network on a real GPU, which shows what a lazy device cannot. Without a GPU these tests are skipped."""
+"""Test the network on a real GPU, which shows what a lazy device cannot. Without a GPU these tests
+are skipped.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of the available device. Segments of samples are used however few ids they save."""
+    """Return the name of the available device. Segments of samples are used however few ids they
+    save.
+    """
     monkeypatch.setattr(device_jobs.request_module, "_LEAST_SAVED", float("-inf"))
     result = torch.accelerator.current_accelerator(check_available=True)
     if result is None:
@@ -69,11 +73,12 @@ def synchronization_forbidden(device: str) -> Iterator[None]:
 def test_losses_match_the_cpu_and_a_second_run(name: str, rows: str, gpu: str) -> None:
     case = device_jobs.CASES[name]
     expected, one, other = (
-        device_jobs.losses(case, device, 20, device if rows == "GPU memory" else "cpu") for device in ("cpu", gpu, gpu)
+        device_jobs.losses(case, device, 20, device if rows == "GPU memory" else "cpu")
+        for device in ("cpu", gpu, gpu)
     )
     assert one == other
-    # Two steps show forward and backward; later ones amplify rounding: probably where a gradient is zero but for
-    # rounding, an adaptive optimizer makes whole steps of it.
+    # Two steps show forward and backward; later ones amplify rounding: probably where a gradient is
+    # zero but for rounding, an adaptive optimizer makes whole steps of it.
     assert one[:2] == pytest.approx(expected[:2], abs=1e-5)
     assert sum(abs(left - right) for left, right in zip(expected, one, strict=True)) / len(one) < 5e-3
 
@@ -91,7 +96,8 @@ def test_a_graph_matches_single_kernels_bit_for_bit(
 
 @pytest.mark.parametrize("name", device_jobs.CASES)
 def test_a_step_waits_only_for_its_results(name: str, gpu: str) -> None:
-    # Building a model copies its weights, and the second step captures a graph. Both block the host.
+    # Building a model copies its weights, and the second step captures a graph. Both block the
+    # host.
     pipeline = device_jobs.pipeline_of(device_jobs.CASES[name], gpu)
     for step in range(2):
         pipeline.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
@@ -110,7 +116,7 @@ def test_doctor_verifies_the_device(gpu: str, tmp_path: Path) -> None:
 
 def test_a_run_resumes_on_the_other_device(
     gpu: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # The hardware figures of a card are enough to plan rows in its memory.
     figures = {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float}
@@ -136,7 +142,10 @@ def test_a_run_resumes_on_the_other_device(
 FORMS: dict[str, dict[str, Any]] = {
     "whole": {},
     "over DRAM": {"memory": {"precision": "fp32"}},
-    "hot batches over int8": {"memory": {"precision": "int8"}, "hot": {"budget": "8KiB", "batches": "proportional"}},
+    "hot batches over int8": {
+        "memory": {"precision": "int8"},
+        "hot": {"budget": "8KiB", "batches": "proportional"},
+    },
     "over a log": {"memory": {"precision": "int4", "dram": "1MiB", "block": {"path": "log"}}},
     "over a mapped file": {"memory": {"precision": "fp16", "dram": "1MiB", "mapped": {"path": "mapped"}}},
 }
@@ -145,11 +154,13 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_with_rows_in_gpu_memory(
     form: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     device = open_device(gpu)
-    record(device, {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float})
+    record(
+        device, {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float}
+    )
 
     def recipe(name: str, on: str) -> Recipe:
         content = tiny(tmp_path, run=str(tmp_path / name), device=on, max_steps=30, eval_every=10)
@@ -180,7 +191,9 @@ def test_a_run_with_rows_in_gpu_memory(
     for run, opened_on in product(runs, ("cpu", gpu)):
         with open_run(run, device=opened_on) as opened:
             logits.append(
-                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()).logit
+                score_split(
+                    opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()
+                ).logit
             )
     # An interrupted run has the same bits. Codecs round rows, but the run in DRAM does not.
     np.testing.assert_array_equal(logits[2], logits[4])

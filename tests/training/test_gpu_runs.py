@@ -1,5 +1,5 @@
-"""Test that runs with rows in GPU memory match runs in DRAM bit for bit, resume and open on either, and refuse invalid
-recipes.
+"""Test that runs with rows in GPU memory match runs in DRAM bit for bit, resume and open on either,
+and refuse invalid recipes.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def test_the_memory_of_a_step_grows_with_batch_and_network(tmp_path: Path) -> No
     ]
     assert sizes[0] < sizes[1]
     assert sizes[0] < sizes[2]
-    # A sample has at least 26 vectors of 4 floats, their gradients, and 16 hidden floats. Evaluations score 8,192
-    # samples.
+    # A sample has at least 26 vectors of 4 floats, their gradients, and 16 hidden floats.
+    # Evaluations score 8,192 samples.
     assert sizes[1] - sizes[0] > ((1 << 16) - 8192) * 4 * (2 * 26 * 4 + 16)
 
 
@@ -85,7 +85,9 @@ def test_an_error_for_too_little_gpu_memory_says_what_fits(
         rows_memory(recipe, prepared(recipe.data), card_rates("h100"))
 
 
-def test_memory_that_another_process_uses_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_another_process_uses_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = Recipe.from_dict(tiny(tmp_path))
     dataset, rates = prepared(recipe.data), replace(card_rates("h100"), device="cuda:1")
     monkeypatch.setattr(gpu_memory, "device_memory", lambda device: (20 << 30, 80 << 30))

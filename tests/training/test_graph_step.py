@@ -1,4 +1,5 @@
-"""Test a step on a device as one function: bits, bad losses, and whether a CUDA graph can repeat it.
+"""Test a step on a device as one function: bits, bad losses, and whether a CUDA graph can repeat
+it.
 
 The graphs themselves need a GPU (`test_gpu.py`).
 """
@@ -34,14 +35,25 @@ def run_jobs(*calls: str) -> list[Any]:
 
 
 def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it(tmp_path: Path) -> None:
-    names = ("adam", "caches over int8", "clipped, averaged, weighted", "target attention", "transformer", "segments")
+    names = (
+        "adam",
+        "caches over int8",
+        "clipped, averaged, weighted",
+        "target attention",
+        "transformer",
+        "segments",
+    )
     faults = ("", "a number of the host", "the host waits", "another buffer for each batch")
     repeated = ("caches over int8", "target attention")
     wrong, (plain, *faulty), histories, transformer, (first, error, same), graphs, bad_input = run_jobs(
-        f"compare({names!r}, 3)", f"captured('adam', {faults!r})",
-        "captured('target attention', ('', 'lists of the host'))", "captured('transformer', ('',))", "bad_loss()",
-        f"repeated({repeated!r})", f"bad_input({str(tmp_path)!r})",
-    )  # fmt: skip
+        f"compare({names!r}, 3)",
+        f"captured('adam', {faults!r})",
+        "captured('target attention', ('', 'lists of the host'))",
+        "captured('transformer', ('',))",
+        "bad_loss()",
+        f"repeated({repeated!r})",
+        f"bad_input({str(tmp_path)!r})",
+    )
     # Batches of 12 samples and of 7; the first batch of a form has no graph.
     for bits, count, (said,) in graphs:
         assert (bits, count) == ([True, True], 2)
@@ -71,9 +83,14 @@ def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_steps_of_every_kind_match_the_cpu() -> None:
     names = (
-        "sgd", "hot rows", "rows clipped", "adagrad", "all rows change", "transformer, own histories",
+        "sgd",
+        "hot rows",
+        "rows clipped",
+        "adagrad",
+        "all rows change",
+        "transformer, own histories",
         "rows of histories clipped",
-    )  # fmt: skip
+    )
     results = run_jobs(
         f"compare({names!r}, 6)",
         *(

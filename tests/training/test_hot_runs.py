@@ -41,14 +41,17 @@ def exact(plan: Plan | None) -> Plan:
     return replace(
         plan,
         tables=tuple(
-            placed if placed.tier == "level0" else replace(placed, codec=CodecConfig()) for placed in plan.tables
+            placed if placed.tier == "level0" else replace(placed, codec=CodecConfig())
+            for placed in plan.tables
         ),
     )
 
 
 def test_float32_homes_match_tables_in_memory_bit_for_bit(home: Path, tmp_path: Path) -> None:
     # One evaluation only, so that the best checkpoint is the last.
-    recipe = make_recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
+    recipe = make_recipe(
+        home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000
+    )
     dataset = Dataset.open(recipe.data.path)
     plan = exact(new_plan(recipe, dataset))
     assert any(placed.hot_rows for placed in plan.tables)

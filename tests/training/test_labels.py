@@ -47,8 +47,15 @@ def write_log(root: Path) -> pl.DataFrame:
 
 
 def content(root: Path, **changes: Any) -> dict[str, Any]:
-    config = tiny(root, epochs=1, max_steps=8, report=True, loss_weights={"like": 0.5},
-        early_stopping={"patience": 5}, calibration="none")  # fmt: skip
+    config = tiny(
+        root,
+        epochs=1,
+        max_steps=8,
+        report=True,
+        loss_weights={"like": 0.5},
+        early_stopping={"patience": 5},
+        calibration="none",
+    )
     schema = {
         "labels": ["click", "like", {"column": "stars", "at_least": 4}],
         "user": "who",
@@ -112,7 +119,12 @@ def test_each_label_has_its_metrics_and_scores(
     result = json.loads((place / "run" / "result.json").read_text())
     actual, log = scores, pl.read_parquet(place / "log.parquet")
     names = ["click", "like", "stars"]
-    assert actual.columns == ["file", "row", *(f"label_{name}" for name in names), *(f"score_{name}" for name in names)]
+    assert actual.columns == [
+        "file",
+        "row",
+        *(f"label_{name}" for name in names),
+        *(f"score_{name}" for name in names),
+    ]
     rows = actual["row"].to_numpy() - 1
     weight = log["weight"].to_numpy()[rows]
     for name in names:
@@ -131,12 +143,20 @@ def test_each_label_has_its_metrics_and_scores(
     # Raw logs without and with labels have the same scores.
     capsys.readouterr()
     log.drop("like", "stars", "weight").write_parquet(place / "bare.parquet")
-    bare = ["predict", str(place / "run"), str(place / "bare.parquet"), "--history", str(place / "log.parquet")]
+    bare = [
+        "predict",
+        str(place / "run"),
+        str(place / "bare.parquet"),
+        "--history",
+        str(place / "log.parquet"),
+    ]
     assert main([*bare, "-o", str(place / "bare.csv"), "-q"]) == 0
     fresh = pl.read_csv(place / "bare.csv")
     assert [name for name in fresh.columns if name.startswith("label")] == []
     for name in names:
-        np.testing.assert_allclose(fresh[f"score_{name}"].to_numpy()[rows], actual[f"score_{name}"], rtol=1e-4)
+        np.testing.assert_allclose(
+            fresh[f"score_{name}"].to_numpy()[rows], actual[f"score_{name}"], rtol=1e-4
+        )
     capsys.readouterr()
     assert main(["evaluate", str(place / "run"), str(place / "log.parquet"), "--by", "item", "-q"]) == 0
     lines = capsys.readouterr().out
@@ -186,7 +206,9 @@ def test_rows_without_labels_or_with_invalid_labels_are_bad(tmp_path: Path, kind
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
     with refuses(DataError, f"{40 + first} click"):
         prepare(Recipe.from_dict(config).data)
-    other = frame.with_row_index().with_columns(like=pl.when(pl.col("index") == 7).then(2).otherwise(pl.col("like")))
+    other = frame.with_row_index().with_columns(
+        like=pl.when(pl.col("index") == 7).then(2).otherwise(pl.col("like"))
+    )
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
     with refuses(DataError, f"{7 + first} like 2 0 1"):
         prepare(Recipe.from_dict(config).data)

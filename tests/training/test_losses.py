@@ -1,4 +1,6 @@
-"""Test losses: their formulas, a loss of another package, and that scores of every loss are probabilities."""
+"""Test losses: their formulas, a loss of another package, and that scores of every loss are
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def registered() -> Iterator[None]:
 
 
 def batch_of(label: Tensor, weight: Tensor | None) -> Batch:
-    sparse = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label))
+    sparse = KeyedJagged(
+        keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label)
+    )
     return Batch(label=label, dense=torch.zeros(len(label), 0), sparse=sparse, weight=weight)
 
 
@@ -87,8 +91,12 @@ def test_ranks_and_graphs_compute_the_loss_of_one_process(config: LossConfig, la
     objective = Objective((1.0, 0.5)[:labels], (3.0, 1.0)[:labels], config)
     batch = batch_of(label, WEIGHT[:, 0])
     whole = objective.mean(logits, batch)
-    torch.testing.assert_close(objective.of_targets(logits, objective.targets(batch)), whole, rtol=0, atol=0)
-    parts = [(logits[rows], batch_of(label[rows], WEIGHT[rows, 0])) for rows in (slice(0, 20), slice(20, 37))]
+    torch.testing.assert_close(
+        objective.of_targets(logits, objective.targets(batch)), whole, rtol=0, atol=0
+    )
+    parts = [
+        (logits[rows], batch_of(label[rows], WEIGHT[rows, 0])) for rows in (slice(0, 20), slice(20, 37))
+    ]
     sums = sum(objective.sums(*part) for part in parts)
     weights = [sum(each) for each in zip(*(objective.weights(part) for _, part in parts), strict=True)]
     torch.testing.assert_close(objective.joined(sums, weights), whole)
@@ -112,7 +120,9 @@ def run(tmp_path: Path, loss: dict[str, Any], **changes: Any) -> tuple[Recipe, d
     return recipe, Trainer(recipe, prepared(recipe.data), SilentProgress()).train()
 
 
-@pytest.mark.parametrize("loss", [{"kind": "focal", "gamma": 3.0}, {"kind": "hinge"}, {"kind": "squared", "target": 2}])
+@pytest.mark.parametrize(
+    "loss", [{"kind": "focal", "gamma": 3.0}, {"kind": "hinge"}, {"kind": "squared", "target": 2}]
+)
 @pytest.mark.usefixtures("registered")
 def test_scores_of_a_loss_are_calibrated_in_evaluations_predictions_and_exports(
     tmp_path: Path, loss: dict[str, Any]
@@ -121,7 +131,11 @@ def test_scores_of_a_loss_are_calibrated_in_evaluations_predictions_and_exports(
     recipe, result = run(tmp_path, loss, **changes)
     assert Recipe.from_dict(recipe.to_dict()).train.loss == recipe.train.loss
     assert result["test"]["auc"] > 0.6
-    assert abs(result["test"]["calibration"] - 1) < 0.2 < abs(result["uncalibrated"]["test"]["calibration"] - 1)
+    assert (
+        abs(result["test"]["calibration"] - 1)
+        < 0.2
+        < abs(result["uncalibrated"]["test"]["calibration"] - 1)
+    )
     with open_run(tmp_path / "run") as trained:
         assert trained.maps
         assert not any(trained.model.network.correction)
@@ -159,4 +173,8 @@ def test_a_run_resumes_only_with_its_loss(tmp_path: Path) -> None:
     with refuses(Exception, "train.loss.gamma"):
         Trainer(other, prepared(recipe.data), SilentProgress()).train(resume=True)
     same = recipe.with_overrides(["train.max_steps=40"])
-    assert Trainer(same, prepared(recipe.data), SilentProgress()).train(resume=True)["steps"] == 40 > result["steps"]
+    assert (
+        Trainer(same, prepared(recipe.data), SilentProgress()).train(resume=True)["steps"]
+        == 40
+        > result["steps"]
+    )

@@ -1,5 +1,5 @@
-"""Test members of an ensemble: each stops at its own best step and has a weight by validation, in every file and score
-of a run.
+"""Test members of an ensemble: each stops at its own best step and has a weight by validation, in
+every file and score of a run.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def test_no_other_weights_on_a_grid_are_better(samples: int, weighted: bool) -> 
     assert chosen.sum() == pytest.approx(1, abs=1e-6)
     grid = np.linspace(0, 1, 101)
     least = min(
-        value(np.array([a, b, 1 - a - b]), logits, label, scale) for a, b in product(grid, grid) if a + b <= 1 + 1e-9
+        value(np.array([a, b, 1 - a - b]), logits, label, scale)
+        for a, b in product(grid, grid)
+        if a + b <= 1 + 1e-9
     )
     assert value(chosen.astype(np.float64), logits, label, scale) <= least + 1e-4
 
@@ -110,21 +112,34 @@ def test_copies_of_samples_by_their_users_change_no_weight() -> None:
     once = select_weights(logits, label, np.ones(50))
     many = select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500), per_user=30.0)
     np.testing.assert_allclose(many, once, atol=2e-3)
-    assert np.abs(select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500)) - once).max() > 0.1
+    assert (
+        np.abs(
+            select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500)) - once
+        ).max()
+        > 0.1
+    )
 
 
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_keeps_weights_equal(label: float, members: int) -> None:
     logits, _ = draw_logits(50, members)
-    np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.ones(50)), np.float32(1 / members))
-    np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members))
+    np.testing.assert_array_equal(
+        select_weights(logits, np.full(50, label), np.ones(50)), np.float32(1 / members)
+    )
+    np.testing.assert_array_equal(
+        select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members)
+    )
 
 
-def test_validation_without_weights_gives_members_of_the_last_step_and_finite_figures(tmp_path: Path) -> None:
-    log(tmp_path / "log.parquet").with_columns(weight=pl.lit(0.0), time=pl.int_range(pl.len())).with_columns(
-        weight=pl.when(pl.col("time") < 500).then(1.0).otherwise(0.0)
-    ).write_parquet(tmp_path / "log.parquet")
+def test_validation_without_weights_gives_members_of_the_last_step_and_finite_figures(
+    tmp_path: Path,
+) -> None:
+    log(tmp_path / "log.parquet").with_columns(
+        weight=pl.lit(0.0), time=pl.int_range(pl.len())
+    ).with_columns(weight=pl.when(pl.col("time") < 500).then(1.0).otherwise(0.0)).write_parquet(
+        tmp_path / "log.parquet"
+    )
     content = of_log(tmp_path)
     content["data"]["source"]["schema"] |= {"weight": "weight", "time": "time"}
     content["data"]["split"] = {"by": "time", "valid": "300s", "test": "300s"}
@@ -200,10 +215,14 @@ def test_every_member_has_the_weights_of_its_best_step(
         for config in opened.model.embeddings.tables:
             rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (4, 3))
             for k, row in enumerate(table):
-                assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 3))[:, k])
+                assert torch.equal(
+                    rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 3))[:, k]
+                )
 
 
-def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(uninterrupted: Trainer) -> None:
+def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(
+    uninterrupted: Trainer,
+) -> None:
     evaluations = uninterrupted.state.evaluations
     entry = best(evaluations, uninterrupted.parts.config.early_stopping)
     assert entry is not None
@@ -217,7 +236,9 @@ def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(un
 def test_a_stopped_run_matches_an_uninterrupted_run_bit_for_bit(
     home: Path, uninterrupted: Trainer, tmp_path: Path, stop: int
 ) -> None:
-    """The run stops before the first evaluation, after it, and later. The first part ends with an evaluation."""
+    """The run stops before the first evaluation, after it, and later. The first part ends with an
+    evaluation.
+    """
     train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
     train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
@@ -263,7 +284,9 @@ def test_trees_have_weight_next_to_cached_rows(home: Path, tmp_path: Path, said:
 
     def cached(run: str, steps: int) -> Recipe:
         content = make_recipe(home, run=str(tmp_path / run), batch_size=8, max_steps=steps).to_dict()
-        return Recipe.from_dict({**content, "model": {**MODEL, "trees": 50}, "memory": {"precision": "int8"}})
+        return Recipe.from_dict(
+            {**content, "model": {**MODEL, "trees": 50}, "memory": {"precision": "int8"}}
+        )
 
     trainer = train(cached("whole", 60))
     assert any("used at the same step" in line and "DRAM" in line for line in said)
@@ -343,12 +366,29 @@ def test_random_labels_stay_random(tmp_path: Path) -> None:
 
 
 def test_an_ensemble_continues_while_half_of_its_networks_improve() -> None:
-    """Trees have most of the weight, so the ensemble is best at step 1, but its networks are not."""
+    """Trees have most of the weight, so the ensemble is best at step 1, but its networks are
+    not.
+    """
     config = EarlyStoppingConfig(metric="log_loss", patience=2)
-    entries = [{"step": step, "log_loss": 0.5 + step / 100, "networks_improved": min(step, 3)} for step in range(1, 6)]
-    assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [False, False, False, False, True]
+    entries = [
+        {"step": step, "log_loss": 0.5 + step / 100, "networks_improved": min(step, 3)}
+        for step in range(1, 6)
+    ]
+    assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
     plain = [{key: entry[key] for key in ("step", "log_loss")} for entry in entries]
-    assert [patience_exhausted(plain[:count], config) for count in range(1, 6)] == [False, False, True, True, True]
+    assert [patience_exhausted(plain[:count], config) for count in range(1, 6)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_an_ensemble_ends_when_its_networks_have_no_weight() -> None:

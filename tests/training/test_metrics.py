@@ -14,7 +14,9 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from stratarec.models.metrics import RankedGroups, Samples, estimates, evaluate_logits
 
-SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
+SCORES = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60
+)
 
 
 @settings(deadline=None, max_examples=50)
@@ -29,7 +31,9 @@ def test_auc_counts_ties_as_half_pairs(rows: list[tuple[int, int, int]]) -> None
 
 @settings(deadline=None, max_examples=50)
 @given(SCORES)
-def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(rows: list[tuple[int, int, int]]) -> None:
+def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(
+    rows: list[tuple[int, int, int]],
+) -> None:
     label, score, group = (np.array(column) for column in zip(*rows, strict=True))
     areas, sizes = [], []
     for number in np.unique(group):
@@ -43,9 +47,16 @@ def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(rows: list
 
 
 def mean_over_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -> dict[str, float]:
-    """Compute the metrics of one group as the mean over every order of samples that the scores allow."""
+    """Compute the metrics of one group as the mean over every order of samples that the scores
+    allow.
+    """
     ties = [np.flatnonzero(score == value) for value in sorted({*score.tolist()}, reverse=True)]
-    results: dict[str, list[float]] = {f"NDCG@{at}": [], f"recall@{at}": [], f"hit rate@{at}": [], "MRR": []}
+    results: dict[str, list[float]] = {
+        f"NDCG@{at}": [],
+        f"recall@{at}": [],
+        f"hit rate@{at}": [],
+        "MRR": [],
+    }
     best = sum(1 / math.log2(place + 2) for place in range(min(at, label.sum())))
     for orders in itertools.product(*(itertools.permutations(tie.tolist()) for tie in ties)):
         places = [place for place, row in enumerate(itertools.chain(*orders)) if label[row]]
@@ -61,7 +72,9 @@ def mean_over_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=18),
     st.integers(1, 6),
 )
-def test_ranks_within_groups_are_means_over_all_orders_of_ties(rows: list[tuple[int, int, int]], at: int) -> None:
+def test_ranks_within_groups_are_means_over_all_orders_of_ties(
+    rows: list[tuple[int, int, int]], at: int
+) -> None:
     label, score, group = (np.array(column) for column in zip(*rows, strict=True))
     figures_at = RankedGroups(label.astype(float), score.astype(float), group).figures(at)
     for place, number in enumerate(np.unique(group)):
@@ -71,7 +84,9 @@ def test_ranks_within_groups_are_means_over_all_orders_of_ties(rows: list[tuple[
         expected = mean_over_orders(label[inside], score[inside], at) if label[inside].any() else {}
         for name, (values, _) in figures_at.items():
             if name != "grouped AUC":
-                np.testing.assert_allclose(values[place], expected.get(name, math.nan), atol=1e-12, err_msg=name)
+                np.testing.assert_allclose(
+                    values[place], expected.get(name, math.nan), atol=1e-12, err_msg=name
+                )
 
 
 @pytest.mark.parametrize("at", [1, 3, 10, 500])
@@ -83,7 +98,11 @@ def test_ranks_within_groups_agree_with_scikit_learn(at: int) -> None:
     figures_at = RankedGroups(label, score, group).figures(at)
     for place, number in enumerate(np.unique(group)):
         truth, given = label[group == number], score[group == number]
-        gain = ndcg_score([truth], [given], k=at) if truth.any() and len(truth) > 1 else truth.max() or math.nan
+        gain = (
+            ndcg_score([truth], [given], k=at)
+            if truth.any() and len(truth) > 1
+            else truth.max() or math.nan
+        )
         area = roc_auc_score(truth, given) if 0 < truth.sum() < len(truth) else math.nan
         np.testing.assert_allclose(figures_at[f"NDCG@{at}"][0][place], gain, atol=1e-9)
         np.testing.assert_allclose(figures_at["grouped AUC"][0][place], area, atol=1e-9)

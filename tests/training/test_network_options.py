@@ -1,4 +1,6 @@
-"""Test dropout, batch normalization, schedules and averaged weights: what they change and what is saved."""
+"""Test dropout, batch normalization, schedules and averaged weights: what they change and what is
+saved.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,40 @@ from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.trainer import Trainer
 
 
-def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **options: Any) -> Trainer:
+def run(
+    home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **options: Any
+) -> Trainer:
     config = tiny(home, run=str(target), **options)
     config["model"] |= model
     return train(Recipe.from_dict(config), resume=resume)
 
 
 def rows(target: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the network and every row as it is read. Stored rows may have missed steps."""
+    """Return the weights of the network and every row as it is read. Stored rows may have missed
+    steps.
+    """
     with open_run(target) as trained:
         embeddings = trained.model.embeddings
-        read = {table.name: embeddings.rows(table.name, 0, table.num_embeddings) for table in embeddings.tables}
-        results = {f"{name}.{part}": each.clone() for name, parts in read.items() for part, each in parts.items()}
+        read = {
+            table.name: embeddings.rows(table.name, 0, table.num_embeddings) for table in embeddings.tables
+        }
+        results = {
+            f"{name}.{part}": each.clone() for name, parts in read.items() for part, each in parts.items()
+        }
         return results | trained.model.network.state_dict()
 
 
 def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
-    """The rule matches torch's scheduler on the same evaluations, at a rate that makes some of them worse."""
+    """The rule matches torch's scheduler on the same evaluations, at a rate that makes some of them
+    worse.
+    """
     options = {"plateau": {"patience": 2, "factor": 0.5, "min_factor": 0.2}, "eval_every": 4}
     options |= {"embedding": {"kind": "adam", "learning_rate": 0.5, "rows": "all"}}
     uninterrupted = run(home, tmp_path / "whole", {}, **options)
     weight = torch.nn.Parameter(torch.zeros(1))
     rule = torch.optim.lr_scheduler.ReduceLROnPlateau(
         torch.optim.SGD([weight], lr=1.0), mode="min", factor=0.5, patience=1, threshold=0, min_lr=0.2
-    )  # fmt: skip
+    )
     for entry in uninterrupted.state.regular:
         rule.step(entry["log_loss"])
     assert uninterrupted.parts.pipeline.rate_factor == rule.get_last_lr()[0] < 1
@@ -67,7 +79,11 @@ def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: P
 def test_a_schedule_relative_to_the_run_is_saved_in_steps(home: Path, tmp_path: Path) -> None:
     """A resumed run uses the saved schedule, and a run of another length is another model."""
     schedule = {"kind": "cosine", "warmup_steps": 3}
-    options: dict[str, Any] = {"epochs": 1, "dense": {"schedule": schedule}, "embedding": {"schedule": schedule}}
+    options: dict[str, Any] = {
+        "epochs": 1,
+        "dense": {"schedule": schedule},
+        "embedding": {"schedule": schedule},
+    }
     uninterrupted = run(home, tmp_path / "whole", {}, **options)
     steps = uninterrupted.parts.cadence.total_steps
     assert uninterrupted.parts.config.dense.schedule.total_steps == steps
@@ -92,7 +108,9 @@ def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
     @contextmanager
     def stepped(step: int) -> Iterator[None]:
         yield
-        weights.update({name: each.double() for name, each in trainer.parts.model.network.state_dict().items()})
+        weights.update(
+            {name: each.double() for name, each in trainer.parts.model.network.state_dict().items()}
+        )
         kept = min(0.9, step / (step + 10))
         for name, weight in weights.items():
             expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
@@ -114,4 +132,7 @@ def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
         # The validation at step 14 used the checkpoint of step 14.
         checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").load_into(trained.model)
         entry = next(each for each in trainer.state.evaluations if each["step"] == 14)
-        assert figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"] == entry["auc"]
+        assert (
+            figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"]
+            == entry["auc"]
+        )

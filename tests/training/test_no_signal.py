@@ -1,7 +1,7 @@
 """Test that no model scores above 0.5 on a log of random clicks.
 
-Users, sessions, items and contexts are independent of each other and of time. A model that beats chance on the test
-split learns the label from how samples are built.
+Users, sessions, items and contexts are independent of each other and of time. A model that beats
+chance on the test split learns the label from how samples are built.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ def random_log(path: Path, law: str, clicks: int) -> None:
 
 def random_recipe(
     root: Path, law: str, split: str, negatives: int, clicks: int = CLICKS, **model: Any
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """Prepare each data set once for all models."""
     log = root / f"{law}-{clicks}.parquet"
     if not log.exists():
         random_log(log, law, clicks)
-    source = {"kind": "clicks", "paths": [str(log)], "time_unit": "ms", "contexts": ["device"], "negatives": negatives}
+    source = {
+        "kind": "clicks",
+        "paths": [str(log)],
+        "time_unit": "ms",
+        "contexts": ["device"],
+        "negatives": negatives,
+    }
     data = {
         "path": str(root / f"{law}-{clicks}-{split}-{negatives}"),
         "source": {**source, "history_length": 5},
@@ -54,7 +60,9 @@ def random_recipe(
     }
     network = model or {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}
     train = {"run": str(root / "run"), "batch_size": 512, "epochs": 2, "report": False}
-    return Recipe.from_dict({"name": "random", "data": data, "model": {**network, "embedding_dim": 4}, "train": train})
+    return Recipe.from_dict(
+        {"name": "random", "data": data, "model": {**network, "embedding_dim": 4}, "train": train}
+    )
 
 
 @pytest.fixture(scope="module")

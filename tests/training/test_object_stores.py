@@ -1,4 +1,6 @@
-"""Test what is written to an object store: the mirror of a run, from which it resumes, exports and deltas."""
+"""Test what is written to an object store: the mirror of a run, from which it resumes, exports and
+deltas.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def store(server: tuple[Proxy, dict[str, str]], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     # The pauses between attempts are as long as the outages of a real store.
     monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", (0.05, 0.1))
-    proxy.fault, proxy.writes = "", 0
+    proxy.fault = ""
+    proxy.writes = 0
     yield proxy
     proxy.fault = ""
 
@@ -111,7 +114,9 @@ def moved(recipe: dict[str, Any], root: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_resumes_from_its_mirror_alone_with_the_same_bits(store: Proxy, tmp_path: Path, said: list[str]) -> None:
+def test_a_run_resumes_from_its_mirror_alone_with_the_same_bits(
+    store: Proxy, tmp_path: Path, said: list[str]
+) -> None:
     whole = trainer_of(tiny(tmp_path / "whole", epochs=1))
     whole.train()
     recipe = content(tmp_path / "one", max_steps=16)
@@ -151,7 +156,9 @@ def resumes(recipe: dict[str, Any], root: Path, trainer: Trainer) -> None:
     assert_same_model(last(trainer.run), last(there.run))
 
 
-SLOW_FAULTS = [pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "wrong key", "expired", "full", "denied")]
+SLOW_FAULTS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "wrong key", "expired", "full", "denied")
+]
 
 
 @pytest.mark.parametrize("fault", ["down", *SLOW_FAULTS])
@@ -298,7 +305,13 @@ def test_damaged_mirrors_are_refused(store: Proxy, tmp_path: Path) -> None:
     version = json.loads(whole)
     del version["hash"]
     some = next(iter(version["files"].values()))
-    for hostile in ("../outside", "/etc/outside", "checkpoints/../../x", "checkpoints/step-00000008", "other.txt"):
+    for hostile in (
+        "../outside",
+        "/etc/outside",
+        "checkpoints/../../x",
+        "checkpoints/step-00000008",
+        "other.txt",
+    ):
         there.write(name, sealed_text({**version, "files": {**version["files"], hostile: some}}).encode())
         with refuses(CheckpointError, "is not the name of a file of a run"):
             trainer_of(other).train(resume=True)
@@ -321,7 +334,14 @@ def test_damaged_mirrors_are_refused(store: Proxy, tmp_path: Path) -> None:
 def test_mistakes_are_said_before_anything_is_written(store: Proxy, tmp_path: Path) -> None:
     with refuses(StorageError, "s3://bukcet/runs/x"):
         trainer_of(content(tmp_path, "s3://bukcet/runs/x", max_steps=8)).train()
-    for url in ("bucket/x", "ftp://bucket/x", "s3://bucket", "s3://", "s3://bucket/a::s3://b/c", "file:///tmp/x"):
+    for url in (
+        "bucket/x",
+        "ftp://bucket/x",
+        "s3://bucket",
+        "s3://",
+        "s3://bucket/a::s3://b/c",
+        "file:///tmp/x",
+    ):
         with refuses(ConfigError, "train.mirror"):
             check_store_url(url, "train.mirror")
     for url in ("s3://key:secret@bucket/x", "s3://bucket/x?token=12345"):
@@ -381,15 +401,21 @@ def test_exports_and_deltas_are_served_from_a_store(
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
     begin(tmp_path)
     run, url = str(tmp_path / "run"), new_url()
-    log = pl.read_parquet(tmp_path / "day-2.parquet").with_columns(pl.concat_list("item", "item").alias("seen"))
+    log = pl.read_parquet(tmp_path / "day-2.parquet").with_columns(
+        pl.concat_list("item", "item").alias("seen")
+    )
     assert main(["export", "-q", run, "-o", f"{url}/full"]) == 0
     assert main(["export", "-q", run, "-o", f"{url}/full"]) == 0  # the same export is complete already
     assert main(["export", "-q", run, "-o", str(tmp_path / "first")]) == 0
     scorer = Scorer.open(f"{url}/full")
     np.testing.assert_array_equal(scorer.score(log), Scorer.open(tmp_path / "first").score(log))
 
-    assert main(["continue", "-q", run, str(tmp_path / "day-1.parquet"), "--publish", f"{url}/published"]) == 0
-    assert main(["continue", "-q", run, str(tmp_path / "day-2.parquet"), "--publish", f"{url}/published"]) == 0
+    assert (
+        main(["continue", "-q", run, str(tmp_path / "day-1.parquet"), "--publish", f"{url}/published"]) == 0
+    )
+    assert (
+        main(["continue", "-q", run, str(tmp_path / "day-2.parquet"), "--publish", f"{url}/published"]) == 0
+    )
     assert f"{url}/published/00002.delta" in capsys.readouterr().out
     assert main(["export", "-q", run, "-o", f"{url}/later", "--since", f"{url}/full"]) == 0
     scorer.update(f"{url}/later.delta")
@@ -415,7 +441,12 @@ def test_exports_and_deltas_are_served_from_a_store(
     # Logs are read from a store, and scores are written there.
     remote(f"{url}/logs").upload(tmp_path / "day-1.parquet", "day-1.parquet")
     assert main(["predict", "-q", run, f"{url}/logs/day-1.parquet", "-o", f"{url}/scores.parquet"]) == 0
-    assert main(["predict", "-q", run, str(tmp_path / "day-1.parquet"), "-o", str(tmp_path / "scores.parquet")]) == 0
+    assert (
+        main(
+            ["predict", "-q", run, str(tmp_path / "day-1.parquet"), "-o", str(tmp_path / "scores.parquet")]
+        )
+        == 0
+    )
     remote(url).download("scores.parquet", tmp_path / "downloaded.parquet")
     scores = pl.read_parquet(tmp_path / "downloaded.parquet")["score"]
     assert scores.equals(pl.read_parquet(tmp_path / "scores.parquet")["score"])

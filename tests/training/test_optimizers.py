@@ -39,7 +39,9 @@ def test_steps_match_torchs_optimizers_bit_for_bit(kind: Any) -> None:
     ours, theirs = nn.Linear(5, 4), nn.Linear(5, 4)
     theirs.load_state_dict(ours.state_dict())
     config = DenseOptimizerConfig(kind=kind, weight_decay=0.1)
-    torch_optimizer = KINDS[kind](theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
+    torch_optimizer = KINDS[kind](
+        theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True
+    )  # type: ignore[call-arg]
     run_steps(ours, build_optimizer(config, ours), 3)
     run_steps(theirs, torch_optimizer, 3)
     taken = build_optimizer(config, ours)
@@ -54,17 +56,25 @@ def test_steps_match_torchs_optimizers_bit_for_bit(kind: Any) -> None:
 
 def values(model: Any) -> dict[str, torch.Tensor]:
     rows = {table.name: model.embeddings.table(table.name)["weight"] for table in model.embeddings.tables}
-    return {name: value.detach().clone() for name, value in (*model.network.named_parameters(), *rows.items())}
+    return {
+        name: value.detach().clone() for name, value in (*model.network.named_parameters(), *rows.items())
+    }
 
 
 def test_a_step_is_clipped_exactly_to_the_norm(tmp_path: Path) -> None:
-    """With plain gradient descent at a rate of 1, the norm is the distance that all weights moved."""
+    """With plain gradient descent at a rate of 1, the norm is the distance that all weights
+    moved.
+    """
     plain = {"kind": "sgd", "learning_rate": 1.0}
     content = tiny(tmp_path, max_steps=1, dense=plain, embedding=plain)
     prepared(Recipe.from_dict(content).data)
     moved = []
     for limit, rows in ((0.0, False), (0.01, False), (0.01, True), (1e6, True)):
-        content["train"] |= {"clip_norm": limit, "clip_rows": rows, "run": str(tmp_path / f"run-{len(moved)}")}
+        content["train"] |= {
+            "clip_norm": limit,
+            "clip_rows": rows,
+            "run": str(tmp_path / f"run-{len(moved)}"),
+        }
         recipe = Recipe.from_dict(content)
         dataset = Dataset.open(recipe.data.path)
         trainer = Trainer(recipe, dataset)

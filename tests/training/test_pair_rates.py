@@ -1,4 +1,6 @@
-"""Test which pairs of columns get click rates, and that no training sample's rate contains its own label."""
+"""Test which pairs of columns get click rates, and that no training sample's rate contains its own
+label.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ N = 4000
 
 
 def log(seed: int, effect: float) -> tuple[np.ndarray, Labels]:
-    """Return codes of users and items, their lengths of a list, and two dense features, one of them with few values.
+    """Return codes of users and items, their lengths of a list, and two dense features, one of them
+    with few values.
 
     Whether a user clicks an item depends on the pair, and on nothing else.
     """
@@ -68,7 +71,9 @@ def test_rates_of_training_samples_are_those_of_other_parts() -> None:
     assert mean == pytest.approx(labels.mean)
     new = look_up_pairs(rows, fitted, fitted.keys(), len(CATEGORICAL))
     for row in range(0, N, 97):
-        same = (rows[:, int(first)] == rows[row, int(first)]) & (rows[:, int(second)] == rows[row, int(second)])
+        same = (rows[:, int(first)] == rows[row, int(first)]) & (
+            rows[:, int(second)] == rows[row, int(second)]
+        )
         for column, chosen in ((own, same & (labels.part != labels.part[row])), (new, same)):
             clicks, weight = (labels.label * labels.weight)[chosen].sum(), labels.weight[chosen].sum()
             assert column[row, 0] == pytest.approx((clicks + 3 * labels.mean) / (weight + 3), rel=1e-5)
@@ -84,7 +89,9 @@ def test_a_log_of_many_columns_and_samples_is_chosen_from_a_sample() -> None:
 
 
 def test_a_sample_without_weight_chooses_no_pair() -> None:
-    """Few rows of a large log may have a weight, and the sample from which pairs are chosen none of them."""
+    """Few rows of a large log may have a weight, and the sample from which pairs are chosen none of
+    them.
+    """
     rows, labels = log(6, 1.0)
     rows, label = np.repeat(rows, 15, axis=0), np.repeat(labels.label, 15)
     weight = np.zeros(len(rows))

@@ -1,4 +1,6 @@
-"""Test the clock of a run, and the parts of a step with other schedules, exchanges and reductions."""
+"""Test the clock of a run, and the parts of a step with other schedules, exchanges and
+reductions.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +107,11 @@ class DoublingPipeline(TrainPipeline):
 
 def small_model(lookahead: int = 0) -> CTRModel:
     return build_model(
-        DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)), SCHEMA, {"f": 1000},
+        DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(4,)),
+        SCHEMA,
+        {"f": 1000},
         tiers=TierConfig(tables={"f": TableTier(cache_rows=64)}, ways=8, lookahead=lookahead),
-    )  # fmt: skip
+    )
 
 
 def some_batches(count: int) -> list[Batch]:
@@ -115,7 +119,9 @@ def some_batches(count: int) -> list[Batch]:
         Batch(
             label=torch.zeros(3),
             dense=torch.zeros(3, 1),
-            sparse=KeyedJagged(keys=("f",), values=torch.arange(3) + 10 * number, offsets=None, batch_size=3),
+            sparse=KeyedJagged(
+                keys=("f",), values=torch.arange(3) + 10 * number, offsets=None, batch_size=3
+            ),
         )
         for number in range(count)
     ]
@@ -157,7 +163,9 @@ def test_gradients_are_clipped_between_backward_and_update() -> None:
         model = small_model()
         pipeline = pipeline_of(model, ReversedSchedule(batches := some_batches(1)), kind)
         pipeline.train(0, batches[0])
-        states.append([pipeline.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
+        states.append(
+            [pipeline.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()]
+        )
     assert any(state.abs().max() > 0 for state in states[0])
     for plain, halved in zip(*states, strict=True):
         torch.testing.assert_close(plain / 2, halved)

@@ -1,4 +1,6 @@
-"""Test that scores can be joined to the log, for a run in which every feature is in a group or a history."""
+"""Test that scores can be joined to the log, for a run in which every feature is in a group or a
+history.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def make_config(root: Path, **data: Any) -> dict[str, Any]:
         ],
     }
     content["data"] |= {
-        "source": {"kind": "parquet", "paths": [str(root / "a.parquet"), str(root / "b.parquet")], "schema": schema},
+        "source": {
+            "kind": "parquet",
+            "paths": [str(root / "a.parquet"), str(root / "b.parquet")],
+            "schema": schema,
+        },
         "on_bad_row": "skip",
         "shard_samples": 500,
         **data,
@@ -75,13 +81,31 @@ def test_scores_join_to_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["profile", str(tmp_path / "data"), "--batch-size", "100"]) == 0
     actual = []
     for split in ("train", "valid", "test"):
-        assert main(["predict", "-q", str(tmp_path / "run"), "--split", split, "-o", str(tmp_path / "s.parquet")]) == 0
+        assert (
+            main(
+                [
+                    "predict",
+                    "-q",
+                    str(tmp_path / "run"),
+                    "--split",
+                    split,
+                    "-o",
+                    str(tmp_path / "s.parquet"),
+                ]
+            )
+            == 0
+        )
         actual.append(pl.read_parquet(tmp_path / "s.parquet"))
         with open_run(tmp_path / "run") as trained:
             assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
-            parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
+            parts = logits(
+                trained.model, trained.dataset, split, precision="float32", progress=SilentProgress()
+            )
             scores = np.concatenate(
-                [1 / (1 + np.exp(-part.logit.astype(np.float64))) for part in map(ScoredSamples.joined, parts)]
+                [
+                    1 / (1 + np.exp(-part.logit.astype(np.float64)))
+                    for part in map(ScoredSamples.joined, parts)
+                ]
             )
         np.testing.assert_array_equal(actual[-1]["score"], scores.astype(np.float32))
     whole = pl.concat(actual)
@@ -90,14 +114,17 @@ def test_scores_join_to_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture
         log.with_columns(pl.lit(str(tmp_path / f"{name}.parquet")).alias("file")).with_row_index("row", 1)
         for name, log in logs.items()
     ]
-    joined = whole.join(pl.concat(rows).cast({"row": pl.Int64}), on=["file", "row"], how="full", suffix="_log")
+    joined = whole.join(
+        pl.concat(rows).cast({"row": pl.Int64}), on=["file", "row"], how="full", suffix="_log"
+    )
     # Every row except the two bad ones has one score, and its label from the log.
     assert joined.filter(pl.col("score").is_null())["label_log"].to_list() == [7, 7]
     assert len(joined) == 1800
     assert whole.select("file", "row").is_unique().all()
     good = joined.drop_nulls("score")
     assert good["label"].cast(int).to_list() == good["label_log"].to_list()
-    # One user, session and time mean one history and one group, so equal rows of the log have equal scores.
+    # One user, session and time mean one history and one group, so equal rows of the log have equal
+    # scores.
     alike = good.group_by("who", "visit", "time").agg(pl.col("score").n_unique())
     assert alike["score"].to_list() == [1] * len(alike)
     capsys.readouterr()
@@ -106,9 +133,13 @@ def test_scores_join_to_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     split = actual[0].join(keys, on=["file", "row"])
     top = tmp_path / "top.parquet"
     for by, column in (("user", ["who"]), ("session", ["visit"])):
-        assert main(["predict", "-q", run, "--split", "train", "--top", "2", "--by", by, "-o", str(top)]) == 0
+        assert (
+            main(["predict", "-q", run, "--split", "train", "--top", "2", "--by", by, "-o", str(top)]) == 0
+        )
         best = pl.read_parquet(top).join(keys, on=["file", "row"], maintain_order="left")
-        expected = split.sort("score", descending=True).group_by(column).agg(pl.col("score").head(2)).sort(column)
+        expected = (
+            split.sort("score", descending=True).group_by(column).agg(pl.col("score").head(2)).sort(column)
+        )
         assert best.group_by(column, maintain_order=True).agg("score").sort(column).equals(expected)
         assert (best["rank"] == 1).sum() == len(expected)
         assert main(["evaluate", "-q", run, "--split", "train", "--rank-by", by]) == 0

@@ -1,4 +1,6 @@
-"""Test what a continued run publishes for serving and monitoring: deltas, a page, and an exit code."""
+"""Test what a continued run publishes for serving and monitoring: deltas, a page, and an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,15 @@ def test_each_period_publishes_a_delta_or_a_full_export_if_much_changed(
 
     def continue_day(day: int, *options: str) -> str:
         capsys.readouterr()
-        command = ["continue", "-q", str(run), str(home / f"day-{day}.parquet"), "--publish", str(folder), *options]
+        command = [
+            "continue",
+            "-q",
+            str(run),
+            str(home / f"day-{day}.parquet"),
+            "--publish",
+            str(folder),
+            *options,
+        ]
         assert main(command) == 0
         export = tmp_path / f"export-{day}"
         output = capsys.readouterr().out
@@ -94,9 +104,16 @@ def test_rows_of_the_batch_give_deltas_where_all_rows_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decayed = {"kind": "rowwise_adagrad", "rows": "all", "weight_decay": 0.1}
-    run, folder = begin(tmp_path, train={"embedding": decayed}, vocabulary={"min_count": 1}), tmp_path / "serve"
+    run, folder = (
+        begin(tmp_path, train={"embedding": decayed}, vocabulary={"min_count": 1}),
+        tmp_path / "serve",
+    )
     publishing.publish(run, folder)
-    for day, words in ((1, "00001 full train.embedding.rows=batch"), (2, "00002.delta"), (3, "00003.delta")):
+    for day, words in (
+        (1, "00001 full train.embedding.rows=batch"),
+        (2, "00002.delta"),
+        (3, "00003.delta"),
+    ):
         short = tmp_path / f"short-{day}.parquet"
         pl.read_parquet(tmp_path / f"day-{day}.parquet").head(8).write_parquet(short)
         # Later periods have the fields of the second one.
@@ -148,14 +165,18 @@ def test_a_failed_publication_changes_nothing_and_the_next_delta_has_both_period
     assert main([*command, str(home / "day-2.parquet")]) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["00000", "00002.delta"]
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
-    assert np.array_equal(open_published(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home)))
+    assert np.array_equal(
+        open_published(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home))
+    )
 
 
 EVERY_ROW = "import sys; from stratarec.training.export import write_delta; write_delta._MOST = 1.0; "
 
 
 @pytest.mark.slow
-def test_killed_periods_are_repeated_and_serve_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_periods_are_repeated_and_serve_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values lose their rows, and each period has a delta."""
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
     run, place = begin(tmp_path, vocabulary=EVICT), tmp_path / "killed"
@@ -166,7 +187,16 @@ def test_killed_periods_are_repeated_and_serve_the_same_bits(tmp_path: Path, mon
     assert main(["continue", "-q", str(uninterrupted), *logs, "--publish", str(tmp_path / "serve")]) == 0
     shutil.copytree(run, place / "run")
     code = EVERY_ROW + "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "continue", "-q", str(place / "run"), "--publish", str(place / "serve")]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "continue",
+        "-q",
+        str(place / "run"),
+        "--publish",
+        str(place / "serve"),
+    ]
     draws, kills = np.random.default_rng(int(time.time())), 0
     while len(done := periods.paths(place / "run")) < 3:
         process = subprocess.Popen([*command, *logs[len(done) :]], stdout=subprocess.DEVNULL)

@@ -1,4 +1,6 @@
-"""Test `train.refit`: the second phase of a run, which trains the tested model on validation and test samples, too."""
+"""Test `train.refit`: the second phase of a run, which trains the tested model on validation and
+test samples, too.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ SCHEDULE = {"learning_rate": 0.01, "schedule": {"kind": "polynomial"}}
 
 
 def recipe_of(root: Path, data: Path, **changes: Any) -> Recipe:
-    content = with_values(tiny(data, **{**CONFIG, "dense": SCHEDULE, **changes}), {"train.run": str(root / "run")})
+    content = with_values(
+        tiny(data, **{**CONFIG, "dense": SCHEDULE, **changes}), {"train.run": str(root / "run")}
+    )
     return Recipe.from_dict(content)
 
 
@@ -76,7 +80,9 @@ class At(SilentProgress):
     """Calls a function at one step of the refit."""
 
     def __init__(self, step: int, call: Callable[[], None]) -> None:
-        self._step, self._call, self._left = step, call, 0
+        self._step = step
+        self._call = call
+        self._left = 0
 
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self._left = self._step if task == "refit" else 0
@@ -91,7 +97,9 @@ def crash() -> None:
     raise OSError("the process ends here")
 
 
-def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path, data: Path, tmp_path: Path) -> None:
+def test_the_phase_continues_the_tested_model_on_the_held_out_samples(
+    run: Path, data: Path, tmp_path: Path
+) -> None:
     plain = train(recipe_of(tmp_path, data, refit=False)).run
     result, other = read_result(run), read_result(plain)
     assert result is not None
@@ -106,22 +114,37 @@ def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path,
     assert recipe.train.dense.schedule.total_steps == result.refit.steps
     model = new_model(recipe, dataset.complete(), None, "reference")
     optimizer, loader = build_optimizer(recipe.train.dense, model.network), loader_config(recipe.train)
-    pipeline = TrainPipeline(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
-    checkpoint.continue_from(result.tested(run), model, optimizer, pipeline.average, read_recipe(run).train.embedding)
+    pipeline = TrainPipeline(
+        model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader)
+    )
+    checkpoint.continue_from(
+        result.tested(run), model, optimizer, pipeline.average, read_recipe(run).train.embedding
+    )
     pipeline.earlier = int(result.checkpoint.removeprefix("step-"))
     for step, batch in enumerate(pipeline.loader.batches(0)):
         pipeline.train(step, batch)
     with pipeline.average.shown():
-        state = {"step": step + 1, "training": checkpoint.read_state(served(run))["training"], "identity": {}}
+        state = {
+            "step": step + 1,
+            "training": checkpoint.read_state(served(run))["training"],
+            "identity": {},
+        }
         state["identity"] = checkpoint.read_state(served(run))["identity"]
-        tensors = {**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(pipeline.average)}
-        expected = checkpoint.save(tmp_path / "by-hand", model=model, optimizer=tensors, state=state, previous=None)
+        tensors = {
+            **checkpoint.optimizer_tensors(optimizer),
+            **checkpoint.average_tensors(pipeline.average),
+        }
+        expected = checkpoint.save(
+            tmp_path / "by-hand", model=model, optimizer=tensors, state=state, previous=None
+        )
     names = ("network.safetensors",)
     assert all((expected / name).read_bytes() == (served(run) / name).read_bytes() for name in names)
     model.embeddings.close()
 
 
-def test_the_model_that_is_used_has_a_calibration_by_validation_and_test_samples(data: Path, tmp_path: Path) -> None:
+def test_the_model_that_is_used_has_a_calibration_by_validation_and_test_samples(
+    data: Path, tmp_path: Path
+) -> None:
     run = train(recipe_of(tmp_path, data, calibration="platt")).run
     result = read_result(run)
     assert result is not None
@@ -181,7 +204,9 @@ def test_a_process_that_ended_in_the_phase_resumes_to_the_same_bits(
     result = read_result(recipe.run)
     assert result is not None
     # Killed after the last checkpoint of the phase, before the result.
-    write_result(recipe.run, result.model_dump(mode="json", exclude_unset=True, exclude={"format", "refit"}))
+    write_result(
+        recipe.run, result.model_dump(mode="json", exclude_unset=True, exclude={"format", "refit"})
+    )
     train(recipe, resume=True)
     assert_same_model(served(recipe.run), served(run))
     assert read_result(recipe.run) == result
@@ -201,10 +226,18 @@ def test_a_pass_over_seen_samples_has_a_tenth_of_the_rates_and_periods_have_all(
     """`train.plateau` multiplies the rates of the pass and of later periods."""
     log(tmp_path / "log.parquet")
     plateau = {"patience": 1, "metric": "auc", "factor": 0.5}
-    settings = {"refit": True, "epochs": 3, "eval_every": 6, "plateau": plateau, "checkpoint": {"every_minutes": 0}}
+    settings = {
+        "refit": True,
+        "epochs": 3,
+        "eval_every": 6,
+        "plateau": plateau,
+        "checkpoint": {"every_minutes": 0},
+    }
     recipe = Recipe.from_dict(with_values(make_recipe(tmp_path, **settings).to_dict(), {"model.trees": 0}))
     prepare(recipe.data)
-    whole = train(Recipe.from_dict(with_values(recipe.to_dict(), {"train.run": str(tmp_path / "whole")}))).run
+    whole = train(
+        Recipe.from_dict(with_values(recipe.to_dict(), {"train.run": str(tmp_path / "whole")}))
+    ).run
     with pytest.raises(Interrupted, match="refit"):
         train(recipe, progress=At(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
     run = train(recipe, resume=True).run
@@ -256,7 +289,9 @@ def test_a_finished_run_is_refitted_later_and_again_when_it_gets_more_steps(
     assert result.refit.samples == sum(map(Dataset.open(data / "data").samples, SPLITS))
 
 
-def test_commands_say_what_the_model_has_seen(run: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_what_the_model_has_seen(
+    run: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["evaluate", str(run), "--split", "test", "--json"])
     seen = json.loads(capsys.readouterr().out)
     assert seen["test"]["trained"]
@@ -343,7 +378,9 @@ def test_an_averaged_ensemble_is_refitted_with_weights_by_its_average(trees: int
         both.logit[:, used], both.label, np.ones(len(both.label)), trees=int(used[4:].sum()) if trees else 0
     )
     with open_run(run) as trained:
-        np.testing.assert_allclose(trained.model.network.score.out.weights.numpy()[used], expected, atol=2e-3)
+        np.testing.assert_allclose(
+            trained.model.network.score.out.weights.numpy()[used], expected, atol=2e-3
+        )
     agreeing_scores(run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
 
 
@@ -404,7 +441,9 @@ def test_values_of_held_out_rows_have_rows_in_the_model_that_is_used(run: Path, 
             assert (tested.dataset.vocabulary(name).encode(values) < stored[name].tail_buckets).all()
             weights = used.model.embeddings.rows(name, rows - count, rows)["weight"]
             untrained = new_model(used.recipe, used.dataset, None, "untrained")
-            assert not np.array_equal(untrained.embeddings.rows(name, rows - count, rows)["weight"], weights)
+            assert not np.array_equal(
+                untrained.embeddings.rows(name, rows - count, rows)["weight"], weights
+            )
             untrained.embeddings.close()
 
 
@@ -424,7 +463,9 @@ def test_about_half_of_the_lookups_of_held_out_values_train_tail_buckets(data: P
     joined = dataset.joined(SPLITS[1:])
     mixed = ids(joined)
     np.testing.assert_array_equal(mixed, ids(dataset.joined(SPLITS[1:])))
-    rows = np.concatenate([ids(Dataset(dataset.path, joined.manifest, rare_share=share)) for share in (0.0, 1.0)])
+    rows = np.concatenate(
+        [ids(Dataset(dataset.path, joined.manifest, rare_share=share)) for share in (0.0, 1.0)]
+    )
     own, bucket = np.split(rows, 2)
     is_held_out = own >= first
     assert (bucket[is_held_out] < tail).all()

@@ -1,4 +1,6 @@
-"""Compare bins of predictions and the calibration error with expected values and with sums over samples."""
+"""Compare bins of predictions and the calibration error with expected values and with sums over
+samples.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def sigmoid(logit: Floats) -> NDArray[np.float64]:
 
 def test_a_calibrated_model_has_the_expected_error_and_its_intervals_contain_the_rate() -> None:
     metrics = [evaluate_logits(*draw_logits(5_000, seed=seed)) for seed in range(100)]
-    error, noise = (np.mean([each[f"calibration_{name}"] for each in metrics]) for name in ("error", "noise"))
+    error, noise = (
+        np.mean([each[f"calibration_{name}"] for each in metrics]) for name in ("error", "noise")
+    )
     assert error == pytest.approx(noise, rel=0.06)
     assert noise * math.sqrt(5_000) == pytest.approx(1.25, rel=0.15)
     bins = [each for one in metrics for each in one.reliability]
-    assert np.mean([each.low <= each.predicted <= each.high for each in bins]) == pytest.approx(0.95, abs=0.02)
+    assert np.mean([each.low <= each.predicted <= each.high for each in bins]) == pytest.approx(
+        0.95, abs=0.02
+    )
 
 
 @pytest.mark.parametrize("shift", [0.3, -0.5])
@@ -42,7 +48,8 @@ def test_a_shifted_model_has_the_shift_as_its_error(shift: float) -> None:
     assert metrics["calibration_error"] == pytest.approx(expected, rel=0.03)
     assert metrics["calibration_noise"] < 0.1 * expected
     assert all(
-        (each.predicted > each.high) if shift > 0 else (each.predicted < each.low) for each in metrics.reliability
+        (each.predicted > each.high) if shift > 0 else (each.predicted < each.low)
+        for each in metrics.reliability
     )
 
 
@@ -62,7 +69,11 @@ def test_bins_have_equal_mass_and_the_means_of_their_samples() -> None:
 def test_a_bin_has_at_least_50_samples(samples: int, bins: int) -> None:
     metrics = evaluate_logits(*draw_logits(samples))
     assert len(metrics.reliability) == bins
-    assert math.isnan(metrics["calibration_error"]) == math.isnan(metrics["calibration_noise"]) == (samples == 0)
+    assert (
+        math.isnan(metrics["calibration_error"])
+        == math.isnan(metrics["calibration_noise"])
+        == (samples == 0)
+    )
 
 
 @pytest.mark.parametrize("logit", [0.0, -1e30, 1e30])
@@ -85,6 +96,10 @@ def test_weighted_samples_have_the_rates_of_repeated_ones_and_wider_intervals() 
 def test_each_label_has_bins_of_its_own_samples() -> None:
     label, logit = draw_logits(4_000)
     labels = np.stack([label, np.where(np.arange(4_000) % 2, label, np.nan)], axis=1)
-    content = figures(evaluate_labels(["click", "like"], labels, np.stack([logit, logit + 0.4], axis=1)))["labels"]
-    assert [sum(each["samples"] for each in content[name]["reliability"]) for name in ("click", "like")] == [4000, 2000]
+    content = figures(evaluate_labels(["click", "like"], labels, np.stack([logit, logit + 0.4], axis=1)))[
+        "labels"
+    ]
+    assert [
+        sum(each["samples"] for each in content[name]["reliability"]) for name in ("click", "like")
+    ] == [4000, 2000]
     assert content["like"]["calibration_error"] > 3 * content["click"]["calibration_error"]

@@ -1,4 +1,6 @@
-"""Test values that a run forgets and rows that are renumbered: what is removed, and that nothing else changes."""
+"""Test values that a run forgets and rows that are renumbered: what is removed, and that nothing
+else changes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def begin_and_continue(root: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("renewed")
-    # With other seeds, training amplifies another order of sums more: scores differ by 1e-4 with 0, by 1e-2 with 5.
+    # With other seeds, training amplifies another order of sums more: scores differ by 1e-4 with 0,
+    # by 1e-2 with 5.
     begin_and_continue(root, vocabulary=EVICT, train={"seed": 3})
     return root
 
@@ -55,7 +58,10 @@ def rows(home: Path, day: int = 2) -> pl.DataFrame:
 
 
 def export_run(run: Path, folder: Path, since: Path | None = None) -> Scorer:
-    assert main(["export", "-q", str(run), "-o", str(folder), *(["--since", str(since)] if since else [])]) == 0
+    assert (
+        main(["export", "-q", str(run), "-o", str(folder), *(["--since", str(since)] if since else [])])
+        == 0
+    )
     return Scorer.open(folder)
 
 
@@ -72,7 +78,11 @@ ENCODED = {
 
 @pytest.mark.parametrize("encoded", [False, pytest.param(True, marks=SLOW)])
 def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoded: bool
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    encoded: bool,
 ) -> None:
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
     if encoded:
@@ -87,7 +97,9 @@ def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
     theirs = old.events()
     assert theirs is not None
     item = theirs["item"][0]
-    pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(tmp_path / "file.csv")
+    pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(
+        tmp_path / "file.csv"
+    )
     capsys.readouterr()
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     assert "user: forgot 2 of 3 values; unknown: nobody" in (output := capsys.readouterr().out)
@@ -104,13 +116,16 @@ def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
     assert events.sort(events.columns).equals(expected.sort(events.columns))
     assert item not in set(newest.vocabulary("item").values)
     assert [path.name for path in (run / "periods").glob("*/data")] == ["data"]
-    assert known.encode() not in b"".join(path.read_bytes() for path in (run / "periods").rglob("*.parquet"))
+    assert known.encode() not in b"".join(
+        path.read_bytes() for path in (run / "periods").rglob("*.parquet")
+    )
     # The row is zero, and other rows keep their bits.
     place = vocabulary.values.to_list().index(known) + 5
     with open_run(run) as trained:
         weights = trained.model.embeddings.rows("user", place, place + 1)
         assert not any(part.any() for part in weights.values())
-    # A scorer that applies the delta matches the full export. Users that were not forgotten keep their scores.
+    # A scorer that applies the delta matches the full export. Users that were not forgotten keep
+    # their scores.
     after = export_run(run, tmp_path / "1", tmp_path / "0")
     log = rows(home)
     scorer = Scorer.open(tmp_path / "0")
@@ -123,7 +138,9 @@ def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
     assert main(["check", "-q", str(run)]) == 0
     assert "not read" not in capsys.readouterr().out
     assert main(["evaluate", "-q", str(run)]) == 2
-    assert "no samples in its split test; nor in another: name a log after the run" in capsys.readouterr().err
+    assert (
+        "no samples in its split test; nor in another: name a log after the run" in capsys.readouterr().err
+    )
     # The run continues, and a forgotten user who returns gets a row after all others.
     frame = pl.read_parquet(home / "day-2.parquet").with_columns(
         user=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit(known)).otherwise("user")
@@ -158,7 +175,8 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     assert mine.scores == theirs.scores
     assert mine.lookups["item"].known == theirs.lookups["item"].known
     actual, expected = (
-        export_run(each, tmp_path / f"last-{place}").score(rows(home, 3)) for place, each in enumerate((run, other))
+        export_run(each, tmp_path / f"last-{place}").score(rows(home, 3))
+        for place, each in enumerate((run, other))
     )
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert main(["check", "-q", str(run)]) == 0
@@ -181,7 +199,12 @@ def test_a_rebase_that_would_change_scores_is_refused(
     assert files_of(run) == before
 
 
-STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_sealed", "chain.rename_directory"]
+STAGES = [
+    "rebase.checkpoint.load",
+    "rebase.checkpoint.save",
+    "rebase.write_sealed",
+    "chain.rename_directory",
+]
 
 
 def test_a_wrong_value_to_forget_is_named_by_its_line(
@@ -206,7 +229,9 @@ def test_an_interrupted_rebase_leaves_the_run_unchanged(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(f"stratarec.training.continual.{stage}", stop)
-    assert main([command, "-q", str(run), *([str(tmp_path / "file.csv")] if command == "forget" else [])]) == 2
+    assert (
+        main([command, "-q", str(run), *([str(tmp_path / "file.csv")] if command == "forget" else [])]) == 2
+    )
     assert files_of(run) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "run"]
 
@@ -278,7 +303,9 @@ CODECS = ["fp16", "int4"]
 def test_encoded_rows_are_renumbered_without_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """Some values lost their rows. Rows that were float32 in a cache are rounded, and no others change."""
+    """Some values lost their rows. Rows that were float32 in a cache are rounded, and no others
+    change.
+    """
 
     with_many_places(tmp_path, monkeypatch)
     memory = {**ENCODED["memory"], "precision": kind}
@@ -322,7 +349,9 @@ def test_encoded_rows_are_renumbered_without_decoding(
 
 
 @pytest.mark.slow
-def test_encoded_rows_with_missed_steps_prevent_a_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoded_rows_with_missed_steps_prevent_a_rebase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = begin_and_continue(tmp_path, **(ENCODED | {"train": {"batch_size": 16, "embedding": ROWS}}))
     files = files_of(run)
     capsys.readouterr()

@@ -1,4 +1,6 @@
-"""Test that a run that was stopped or killed, and resumed, matches an uninterrupted run bit for bit."""
+"""Test that a run that was stopped or killed, and resumed, matches an uninterrupted run bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Case:
     epoch: int = 0
     """Epoch in which the second part begins."""
     again: bool = True
-    """Whether the second part starts from the earlier of two checkpoints, so that some steps are trained twice."""
+    """Whether the second part starts from the earlier of two checkpoints, so that some steps are
+    trained twice.
+    """
     uninterrupted_fields: dict[str, Any] = field(default_factory=dict)
     """Other fields of the uninterrupted run, which change no bit."""
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -61,13 +65,25 @@ class Case:
 ADAM_OF_ALL_ROWS = {"kind": "adam", "rows": "all", "weight_decay": 0.01}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"dense": {"kind": "adamw", "weight_decay": 0.1}, "embedding": ADAM_OF_ALL_ROWS},
-    "adagrad-bf16": {"dense": {"kind": "adagrad"}, "precision": "bf16", "embedding": {"kind": "rowwise_adam"}},
-    "sgd": {"dense": {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}}, "embedding": ADAM_OF_ALL_ROWS},
+    "adagrad-bf16": {
+        "dense": {"kind": "adagrad"},
+        "precision": "bf16",
+        "embedding": {"kind": "rowwise_adam"},
+    },
+    "sgd": {
+        "dense": {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}},
+        "embedding": ADAM_OF_ALL_ROWS,
+    },
 }
-AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
+AVERAGED = {
+    "average": {"decay": 0.9},
+    "dense": {"learning_rate": 0.05},
+    "checkpoint": {"every_steps": 7, "keep": 99},
+}
 CASES = {
     **{name: Case(options) for name, options in OPTIMIZERS.items()},
-    # The masks and statistics of a step do not depend on earlier stops, evaluations and checkpoints.
+    # The masks and statistics of a step do not depend on earlier stops, evaluations and
+    # checkpoints.
     "dropout, statistics, average": Case(
         {**AVERAGED, "epochs": 1},
         stopped=13,
@@ -150,7 +166,9 @@ def test_kill_9_at_random_times_changes_no_bit(
         options = {"run": str(tmp_path / run), **steps}
         block = {"path": str(tmp_path / f"rows-{run}"), "budget": "64MiB"}
         return Recipe.from_dict(
-            {**content(larger, **options), "memory": {**INT8, "block": block}} if tiers else tiny(home, **options)
+            {**content(larger, **options), "memory": {**INT8, "block": block}}
+            if tiers
+            else tiny(home, **options)
         )
 
     plan = on_ssd(make_recipe("whole"), "int8") if tiers else None
@@ -167,7 +185,8 @@ def test_kill_9_at_random_times_changes_no_bit(
         process = start(*command)
         while process.poll() is None and kept(tmp_path / "killed")[-1:] <= known:
             time.sleep(0.002)
-        # From here on a checkpoint is written every few hundredths of a second, so the kill hits a step or a write.
+        # From here on a checkpoint is written every few hundredths of a second, so the kill hits a
+        # step or a write.
         time.sleep(draws.uniform(0, 0.1))
         assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()}"
         process.kill()

@@ -114,7 +114,12 @@ def test_check_knows_all_files_that_commands_write_into_a_run(
     run(home, tmp_path / "run", max_steps=3, epochs=1, report=True)
     place = str(tmp_path / "run")
     write_sealed(tmp_path / "run" / MIRROR, {"format": 1, "run": "0" * 32})
-    for command in (["explain", place, "--samples", "50"], ["predict", place], ["export", place], ["evaluate", place]):
+    for command in (
+        ["explain", place, "--samples", "50"],
+        ["predict", place],
+        ["export", place],
+        ["evaluate", place],
+    ):
         assert main([*command, "-q"]) == 0
     capsys.readouterr()
     assert main(["check", place]) == 0

@@ -41,7 +41,9 @@ def write_log(root: Path) -> pl.DataFrame:
             "kind": [f"k{i % 5}" for i in item],
             # As text, a list with only one missing value is an empty list.
             "last": [[None if i == 7 and len(items) > 1 else i for i in items] for items in last],
-            "last_kind": [[None if i == 8 and len(items) > 1 else f"k{i % 5}" for i in items] for items in last],
+            "last_kind": [
+                [None if i == 8 and len(items) > 1 else f"k{i % 5}" for i in items] for items in last
+            ],
         },
         schema_overrides={"last": pl.List(pl.Int64), "last_kind": pl.List(pl.String)},
     )
@@ -83,7 +85,9 @@ def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
     """Return the events of each row of the log, as values."""
-    vocabularies = (read_vocabulary(dataset.path / each.path, each, "") for each in dataset.vocabularies.values())
+    vocabularies = (
+        read_vocabulary(dataset.path / each.path, each, "") for each in dataset.vocabularies.values()
+    )
     values = {
         name: [None] * results.tail_buckets + results.values.to_list()
         for name, results in zip(dataset.vocabularies, vocabularies, strict=True)
@@ -94,18 +98,23 @@ def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
             for group in range(len(info.row_groups)):
                 table = dataset.read_row_group(split, shard, group).to_pydict()
                 for row, last, kinds in zip(table["@row"], table["last"], table["last_kind"], strict=True):
-                    results[row] = [(values["item"][i], values["kind"][k]) for i, k in zip(last, kinds, strict=True)]
+                    results[row] = [
+                        (values["item"][i], values["kind"][k]) for i, k in zip(last, kinds, strict=True)
+                    ]
     return results
 
 
-@pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "auto"), ("log.jsonl", "none")])
+@pytest.mark.parametrize(
+    ("log", "groups"), [("log.parquet", "auto"), ("log.csv", "auto"), ("log.jsonl", "none")]
+)
 def test_a_data_set_has_the_last_complete_events_of_each_row(tmp_path: Path, log: str, groups: str) -> None:
     frame = write_log(tmp_path)
     recipe = make_recipe(tmp_path, log, groups)
     dataset = prepare(recipe.data)
     if groups == "auto":
         assert any({"last", "last_kind"} <= set(names) for names in dataset.groups.values()), dataset.groups
-    # Sequences share the tables of their single features, and all of their values are frequent enough for rows.
+    # Sequences share the tables of their single features, and all of their values are frequent
+    # enough for rows.
     assert set(dataset.vocabularies) == {"item", "kind"}
     stored_rows = stored(dataset)
     header = log.endswith("csv")
@@ -136,7 +145,9 @@ def test_lists_of_unequal_lengths_are_bad_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         prepare(recipe.data)
     assert not missing(f"row 11 last_kind {length + 1} {length} last", str(error.value))
-    skipping = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}})
+    skipping = Recipe.from_dict(
+        recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}}
+    )
     stored_rows = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 2
     for place, row in enumerate(frame.iter_rows(named=True)):
@@ -150,7 +161,9 @@ def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Pat
     layout = ShardLayout.of(dataset.manifest)
     assert not list(layout.faults(group))
     place = group.samples.column_names.index("last")
-    wrong = group.samples.set_column(place, "last", pa.array([[0]] * group.samples.num_rows, pa.list_(pa.int32())))
+    wrong = group.samples.set_column(
+        place, "last", pa.array([[0]] * group.samples.num_rows, pa.list_(pa.int32()))
+    )
     (fault,) = layout.faults(RowGroup(samples=wrong, tables=group.tables))
     assert fault == "columns 'last' and 'last_kind' have lists of different lengths"
 
@@ -159,6 +172,8 @@ def test_a_manifest_with_an_incomplete_sequence_is_refused(tmp_path: Path) -> No
     write_log(tmp_path)
     manifest = prepare(make_recipe(tmp_path).data).manifest
     content = manifest.to_dict()
-    content["groups"] = {name: [n for n in names if n != "last_kind"] for name, names in content["groups"].items()}
+    content["groups"] = {
+        name: [n for n in names if n != "last_kind"] for name, names in content["groups"].items()
+    }
     with refuses(ValueError, "last"):
         type(manifest).model_validate_json(json.dumps(content))

@@ -1,4 +1,6 @@
-"""Test defaults that depend on the number of training samples: they are chosen, reported and saved."""
+"""Test defaults that depend on the number of training samples: they are chosen, reported and
+saved.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +37,34 @@ def test_a_kind_has_its_default_overrides(kind: str, fields: dict[str, Any]) -> 
 
 
 def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
-    return {**content, "train": {name: value for name, value in content["train"].items() if name not in fields}}
+    return {
+        **content,
+        "train": {name: value for name, value in content["train"].items() if name not in fields},
+    }
 
 
 @pytest.mark.parametrize(
-    ("samples", "validated", "epochs"), [(19_999, True, 100), (20_000, True, 10), (50_000, True, 5), (20_000, False, 5)]
+    ("samples", "validated", "epochs"),
+    [(19_999, True, 100), (20_000, True, 10), (50_000, True, 5), (20_000, False, 5)],
 )
 def test_an_ensemble_has_more_epochs_with_few_samples(samples: int, validated: bool, epochs: int) -> None:
     assert defaults_by_size(samples, validated=validated, kind="ensemble")["train.epochs"] == epochs
 
 
 def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: Path) -> None:
-    """A later log may have fewer samples, for which other members and optimizers would be chosen."""
+    """A later log may have fewer samples, for which other members and optimizers would be
+    chosen.
+    """
     content = tiny(tmp_path)
     content["model"], content["train"] = {"kind": "ensemble"}, {}
     dataset = prepared(Recipe.from_dict(content).data)
     few, _ = sized(content, dataset)
-    earlier = {"model.members": 3, "train.dense.kind": "sgd", "train.embedding.kind": "sgd", "train.batch_size": 7}
+    earlier = {
+        "model.members": 3,
+        "train.dense.kind": "sgd",
+        "train.embedding.kind": "sgd",
+        "train.batch_size": 7,
+    }
     recipe, _ = sized(content, dataset, Recipe.from_dict(with_values(few, earlier)))
     assert recipe["model"]["members"] == 3 != few["model"]["members"]
     assert [recipe["train"][part]["kind"] for part in ("dense", "embedding")] == ["sgd", "sgd"]
@@ -63,7 +76,9 @@ def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: P
 def test_long_runs_stop_after_the_best_validation_and_the_best_model_is_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = without(tiny(tmp_path, embedding={"learning_rate": 1.0}), "batch_size", "epochs", "eval_every")
+    content = without(
+        tiny(tmp_path, embedding={"learning_rate": 1.0}), "batch_size", "epochs", "eval_every"
+    )
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
     prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml"), "train.epochs=20"]) == 0

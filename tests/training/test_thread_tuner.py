@@ -21,7 +21,8 @@ from stratarec.training.steps import thread_tuner
 from stratarec.training.steps.thread_tuner import CoreTime, ThreadTuner
 
 BUSY, ASLEEP = False, True
-# Share of time that threads wait for a core: alone, next to one busy process, and under a quota of 1.5 cores.
+# Share of time that threads wait for a core: alone, next to one busy process, and under a quota of
+# 1.5 cores.
 QUIET = {BUSY: 0.10, ASLEEP: 0.11}
 BESIDE_ONE = {BUSY: 0.38, ASLEEP: 0.35}
 QUOTA = {BUSY: 0.25, ASLEEP: 0.11}
@@ -44,11 +45,16 @@ class Machine:
     """Run a tuner for some time with a function from time to waiting shares."""
 
     def __init__(self, shares: Callable[[float], Shares], asked: int = 0) -> None:
-        self._shares, self._now, self._ran, self._waited = shares, 0.0, 0.0, 0.0
+        self._shares = shares
+        self._now = 0.0
+        self._ran = 0.0
+        self._waited = 0.0
         self.used: list[bool] = []
         self.threads: set[int] = set()
         self.seconds: dict[bool, float] = {}
-        self.tuner = ThreadTuner(asked, 1, self._use, lambda: self._now, lambda: CoreTime(self._ran, self._waited))
+        self.tuner = ThreadTuner(
+            asked, 1, self._use, lambda: self._now, lambda: CoreTime(self._ran, self._waited)
+        )
 
     def _use(self, is_asleep: bool, threads: int) -> None:
         self.used.append(is_asleep)
@@ -61,7 +67,8 @@ class Machine:
                 is_asleep = self.used[-1]
                 share = self._shares(self._now)[is_asleep]
                 self._now += STEP
-                self._ran, self._waited = self._ran + STEP * (1 - share), self._waited + STEP * share
+                self._ran = self._ran + STEP * (1 - share)
+                self._waited = self._waited + STEP * share
                 self.seconds[is_asleep] = self.seconds.get(is_asleep, 0.0) + STEP
                 self.tuner.after_step(step + 1)
         assert self.used[-1] == BUSY
@@ -158,17 +165,23 @@ def test_a_run_resumed_with_other_threads_reports_it(
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_plan_times_the_network_with_threads_that_wait_as_in_training(tmp_path: Path, is_shared: bool) -> None:
+def test_a_plan_times_the_network_with_threads_that_wait_as_in_training(
+    tmp_path: Path, is_shared: bool
+) -> None:
     recipe = Recipe.from_dict(tiny(tmp_path))
     dataset, used, now = prepared(recipe.data), list[bool](), 0.0
 
     def core_time() -> CoreTime:
-        """Return times of threads that wait for a core most of the time, or never; half a second each call."""
+        """Return times of threads that wait for a core most of the time, or never; half a second
+        each call.
+        """
         nonlocal now
         now += 0.5
         return CoreTime(now * (1 - 0.7 * is_shared), now * 0.7 * is_shared)
 
-    with ThreadTuner(0, 1, lambda is_asleep, threads: used.append(is_asleep), lambda: now + 0.5, core_time) as tuner:
+    with ThreadTuner(
+        0, 1, lambda is_asleep, threads: used.append(is_asleep), lambda: now + 0.5, core_time
+    ) as tuner:
         batches = cycle([object()])
         assert network_seconds(recipe, dataset, 128, batches=batches, tuner=tuner) > 0
     assert used == [BUSY, *[ASLEEP] * is_shared, BUSY]

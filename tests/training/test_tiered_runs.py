@@ -40,7 +40,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
-    """Return a configuration with tables of up to a few thousand rows, of which batches use a small part."""
+    """Return a configuration with tables of up to a few thousand rows, of which batches use a small
+    part.
+    """
     config = tiny(root, **{"batch_size": 64, "eval_every": 40, **train})
     config["data"]["source"]["scale"] = 0.05
     config["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
@@ -53,22 +55,31 @@ def make_recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> 
 
 
 def on_ssd(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
-    """Return the plan of `recipe` with its cached tables in an SSD store, unlike the plan for so few rows."""
+    """Return the plan of `recipe` with its cached tables in an SSD store, unlike the plan for so
+    few rows.
+    """
     plan = new_plan(recipe, Dataset.open(recipe.data.path))
     assert plan is not None
     codec = CodecConfig(kind=kind)
     tables = tuple(
-        placed if placed.tier == "level0" else replace(placed, tier="log", codec=codec) for placed in plan.tables
+        placed if placed.tier == "level0" else replace(placed, tier="log", codec=codec)
+        for placed in plan.tables
     )
     return replace(plan, tables=tables)
 
 
 def cached(trainer: Trainer) -> int:
-    return sum(len(tables.configs) for tables in trainer.parts.model.embeddings.engine.tables if not tables.resident)
+    return sum(
+        len(tables.configs)
+        for tables in trainer.parts.model.embeddings.engine.tables
+        if not tables.resident
+    )
 
 
 def test_float32_homes_give_the_model_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
-    """Cases include rows that a step changes without looking them up, and clipped gradients that include the rows'."""
+    """Cases include rows that a step changes without looking them up, and clipped gradients that
+    include the rows'.
+    """
     options: dict[str, Any] = {"embedding": EVERY_ROW, "clip_norm": 0.05, "clip_rows": True}
     plain = train(make_recipe(home, tmp_path / "plain", {}, **options))
     block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
@@ -76,7 +87,9 @@ def test_float32_homes_give_the_model_of_tables_in_memory(home: Path, tmp_path: 
     tiered = train(recipe, plan=on_ssd(recipe, "fp32"))
     assert cached(tiered) > 0
     assert plain.state.losses == tiered.state.losses
-    assert [entry["auc"] for entry in plain.state.evaluations] == [entry["auc"] for entry in tiered.state.evaluations]
+    assert [entry["auc"] for entry in plain.state.evaluations] == [
+        entry["auc"] for entry in tiered.state.evaluations
+    ]
     left, right = all_rows(tmp_path / "plain"), all_rows(tmp_path / "log")
     assert left.keys() == right.keys()
     for name, values in left.items():
@@ -87,7 +100,9 @@ def test_reading_a_run_changes_no_file_in_the_directories_of_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, scratch = tmp_path / "rows", tmp_path / "scratch"
-    recipe = make_recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
+    recipe = make_recipe(
+        home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10
+    )
     train(recipe, plan=on_ssd(recipe, "int8"))
     shutil.rmtree(rows)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -123,7 +138,9 @@ def test_other_tiers_load_a_checkpoint_before_and_after_they_train(home: Path, t
             trained.pipeline.train(step, *item)
         trained.restore(last(tmp_path / "a"))
         tables = trained.model.embeddings
-        results.append([part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()])
+        results.append(
+            [part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()]
+        )
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -159,7 +176,9 @@ def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> N
 def test_checkpoints_contain_only_changes(home: Path, tmp_path: Path) -> None:
     train(make_recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
     paths = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")
-    files = [{path.name: path.stat() for path in (each / "tables").rglob("rows-*.safetensors")} for each in paths]
+    files = [
+        {path.name: path.stat() for path in (each / "tables").rglob("rows-*.safetensors")} for each in paths
+    ]
     went_on = 0
     for first, second in pairwise(files):
         shared = [name for name in first if name in second and first[name].st_ino == second[name].st_ino]

@@ -15,7 +15,9 @@ from stratarec.recipe import Recipe
 
 def make_recipe(root: Path, run: str, **changes: Any) -> Recipe:
     """Return the recipe of a short run with caches and a log behind them."""
-    content = tiny(root, run=str(root / run), batch_size=64, epochs=1, eval_every=0, checkpoint={}, **changes)
+    content = tiny(
+        root, run=str(root / run), batch_size=64, epochs=1, eval_every=0, checkpoint={}, **changes
+    )
     content["data"]["source"]["scale"] = 0.05
     content["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
     content["model"]["embedding_dim"] = 16
@@ -35,8 +37,12 @@ def test_traced_steps_train_like_others(tmp_path: Path, capsys: pytest.CaptureFi
     steps = {span["args"]["step"]: span for span in spans if "args" in span}
     assert sorted(steps) == [5, 6, 7, 8]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    by_thread = {name: {span["name"] for span in spans if threads[span["tid"]] == name} for name in threads.values()}
-    assert {"step", "forward", "backward", "update", "look up rows", "update rows"} <= by_thread["MainThread"]
+    by_thread = {
+        name: {span["name"] for span in spans if threads[span["tid"]] == name} for name in threads.values()
+    }
+    assert {"step", "forward", "backward", "update", "look up rows", "update rows"} <= by_thread[
+        "MainThread"
+    ]
     assert {"stage ahead", "stage", "assign slots", "fetch rows", "place rows"} <= by_thread["prefetch"]
     for name in ("forward", "backward", "update"):
         own = [span for span in spans if span["name"] == name]

@@ -56,21 +56,25 @@ NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
 
 
 def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) -> pl.DataFrame:
-    """Return a log in which an interval of a number determines the label for some items, and pairs of an item and a
-    shop that of others, with missing values and lists.
+    """Return a log in which an interval of a number determines the label for some items, and pairs
+    of an item and a shop that of others, with missing values and lists.
     """
     draws = np.random.default_rng(seed)
     item, age = draws.integers(0, 30, rows), draws.gamma(2.0, 10.0, rows)
     shop = np.random.default_rng(seed + 100).integers(0, 6, rows)
     rate = np.where((age > 15) & (age < 18) & (item % 3 == 0), 0.9, 0.1) + 0.3 * (item % 2)
     rate = np.where((item * 5 + shop) % 7 < 2, rate + 0.6, rate)
-    frame = pl.DataFrame({
-        "label": (draws.random(rows) < (0.5 if random else rate.clip(0, 1))).astype(np.int64),
-        "item": [None if each == 7 else f"i{each}" for each in item],
-        "shop": [f"s{each}" for each in shop],
-        "tags": [[f"t{each}" for each in draws.integers(0, 9, size)] for size in draws.integers(0, 4, rows)],
-        "age": [None if each > 60 else each for each in age.tolist()],
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "label": (draws.random(rows) < (0.5 if random else rate.clip(0, 1))).astype(np.int64),
+            "item": [None if each == 7 else f"i{each}" for each in item],
+            "shop": [f"s{each}" for each in shop],
+            "tags": [
+                [f"t{each}" for each in draws.integers(0, 9, size)] for size in draws.integers(0, 4, rows)
+            ],
+            "age": [None if each > 60 else each for each in age.tolist()],
+        }
+    )
     frame.write_parquet(path)
     return frame
 
@@ -95,20 +99,29 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(home: Path) -> tuple[Trainer, dict[str, Any]]:
-    """Train a run without interruption. Return it with the arrays that the process of the trees received."""
+    """Train a run without interruption. Return it with the arrays that the process of the trees
+    received.
+    """
     requests, real_savez = list[dict[str, Any]](), np.savez
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
+        patch.setattr(
+            np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays))
+        )
         return train(make_recipe(home, run=str(home / "whole"), report=True)), requests[0]
 
 
-def test_logits_match_lightgbm_and_trees_have_weight(home: Path, whole: tuple[Trainer, dict[str, Any]]) -> None:
+def test_logits_match_lightgbm_and_trees_have_weight(
+    home: Path, whole: tuple[Trainer, dict[str, Any]]
+) -> None:
     trainer, request = whole
     trees = trainer.parts.model.network.trees
     assert trees is not None
     again, names = fit(request), len(trees.features)
-    # Columns of new samples, because those of training samples have click rates without their own labels.
-    samples = next(Loader(Dataset.open(home / "data"), "valid", LoaderConfig(batch_size=1 << 16, expand=True)).epoch(0))
+    # Columns of new samples, because those of training samples have click rates without their own
+    # labels.
+    samples = next(
+        Loader(Dataset.open(home / "data"), "valid", LoaderConfig(batch_size=1 << 16, expand=True)).epoch(0)
+    )
     rows = trees.columns(samples.dense, samples.sparse)
     assert np.isnan(rows).sum() == 0
     models = [model.decode() for model in again["models"].tolist()]
@@ -161,14 +174,18 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(
     frame, run = pl.read_parquet(home / "log.parquet"), whole[0].run
     assert ">trees</td>" in (run / "report.html").read_text()
     scorer, scores = agreeing_scores(run, home / "log.parquet", tmp_path, rtol=1e-6)
-    np.testing.assert_allclose(np.concatenate([scorer.score(frame[row]) for row in range(20)]), scores[:20], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate([scorer.score(frame[row]) for row in range(20)]), scores[:20], rtol=1e-5
+    )
     for runtime in ("torch", "onnxruntime"):
         opened = Scorer.open(tmp_path / "export", runtime=runtime)  # type: ignore[arg-type]
         np.testing.assert_allclose(opened.score(frame), scores, atol=1e-6)
     model = ClickModel(make_recipe(home)).fit(frame, label="label")
     saved = model.save(tmp_path / "model")
     np.testing.assert_allclose(
-        ClickModel.load(saved).predict_proba(frame)[:, 1], Scorer.open(saved / "export").score(frame), rtol=1e-6
+        ClickModel.load(saved).predict_proba(frame)[:, 1],
+        Scorer.open(saved / "export").score(frame),
+        rtol=1e-6,
     )
 
 
@@ -186,11 +203,15 @@ def test_an_average_of_weights_does_not_change_trees(
     home: Path, whole: tuple[Trainer, dict[str, Any]], tmp_path: Path
 ) -> None:
     averaged = train(make_recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
-    nodes = [read_tensors(last(trainer.run) / "network.safetensors")[NODES] for trainer in (whole[0], averaged)]
+    nodes = [
+        read_tensors(last(trainer.run) / "network.safetensors")[NODES] for trainer in (whole[0], averaged)
+    ]
     assert torch.equal(*nodes)
 
 
-def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_continued_run_keeps_its_trees(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(home, tmp_path / "home")
     log(tmp_path / "later.parquet", seed=6)
     trainer = train(make_recipe(tmp_path / "home", run=str(tmp_path / "run")))
@@ -207,7 +228,9 @@ def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pyt
 
 
 def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp_path: Path) -> None:
-    """Also from the optimizer's file, and if the first data set and checkpoints are deleted afterwards."""
+    """Also from the optimizer's file, and if the first data set and checkpoints are deleted
+    afterwards.
+    """
     shutil.copytree(home, tmp_path / "home")
     log(tmp_path / "later.parquet", seed=6)
     trainer = train(make_recipe(tmp_path / "home", run=str(tmp_path / "run"), average={"decay": 0.9}))
@@ -241,13 +264,19 @@ def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp
 @pytest.mark.parametrize(
     ("array", "place", "value"),
     [
-        *(("nodes", (0, place), value) for place, value in ((0, 5), (0, -7), (0, 0.5), (0, 1e30), (1, 1), (1, 0.5))),
+        *(
+            ("nodes", (0, place), value)
+            for place, value in ((0, 5), (0, -7), (0, 0.5), (0, 1e30), (1, 1), (1, 0.5))
+        ),
         *(("nodes", (0, 2), value) for value in (0, 0.5, 99, -90)),
         *(("sets", (0,), value) for value in (0, 1 << 24, 0.5, -0.5)),
         *(("trees", (0, place), value) for place, value in ((0, 6), (0, 0.5), (1, 0), (1, 2), (1, 0.5))),
         ("rates", (0, 0), 2),
         *(("pairs", (0, place), value) for place, value in ((0, 2), (1, -1), (0, 0.5), (2, 1.5), (2, -1))),
-        *(("pair_rates", (0, place), value) for place, value in ((0, 1), (1, 3), (1, 0.5), (2, 1 << 24), (3, 1.5))),
+        *(
+            ("pair_rates", (0, place), value)
+            for place, value in ((0, 1), (1, 3), (1, 0.5), (2, 1 << 24), (3, 1.5))
+        ),
         *(("edges", (0, place), value) for place, value in ((0, 0), (0, 2), (0, 1.5), (1, 4))),
     ],
 )
@@ -265,9 +294,12 @@ def test_invalid_trees_have_a_fault(array: str, place: tuple[int, ...], value: f
     assert trees.fault()
 
 
-def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_trees_are_refused_by_every_reader(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The files have the right hashes, and their numbers are finite."""
-    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])  # imports ignore an entry that is no text
+    # imports ignore an entry that is no text
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])
     (tmp_path / "lightgbm.py").write_text("raise OSError('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=3))
@@ -282,7 +314,9 @@ def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, m
     assert write_delta(ExportedModel.open(tmp_path / "export"), tmp_path / "export", delta) == 0
 
     def damaged(folder: Path) -> dict[str, ExportedFile]:
-        tensors = {name: tensor.clone() for name, tensor in read_tensors(folder / "network.safetensors").items()}
+        tensors = {
+            name: tensor.clone() for name, tensor in read_tensors(folder / "network.safetensors").items()
+        }
         tensors[NODES][0, 2] = 99
         write_tensors(folder / "network.safetensors", tensors)
         name = "manifest.json" if folder != delta else "delta.json"
@@ -306,7 +340,9 @@ def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, m
 def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet").with_columns(time=pl.int_range(pl.len()))
     one = (pl.col("time") >= 900) & (pl.col("time") < 1200)
-    frame.with_columns(label=pl.when(one).then(0).otherwise("label")).write_parquet(tmp_path / "log.parquet")
+    frame.with_columns(label=pl.when(one).then(0).otherwise("label")).write_parquet(
+        tmp_path / "log.parquet"
+    )
     content = make_recipe(tmp_path).to_dict()
     content["data"]["source"]["schema"]["time"] = "time"
     content["data"]["split"] = {"by": "time", "valid": "300s", "test": "300s"}
@@ -336,7 +372,10 @@ def test_several_ranks_have_no_trees(home: Path) -> None:
     dataset, mesh = Dataset.open(home / "data"), replace(Mesh.alone(), ranks=2)
     content = make_recipe(home).to_dict()
     assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] > 0
-    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees == 0  # type: ignore[attr-defined]
+    assert (
+        resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees
+        == 0
+    )  # type: ignore[attr-defined]
     with refuses(ConfigError, "model.trees 1,000 2 ranks"):
         resolve(Recipe.from_dict(content), dataset, mesh)
 
@@ -355,7 +394,9 @@ signal.pause()
 """
 
 
-def test_trees_are_not_fitted_after_the_process_of_the_networks_was_killed(home: Path, tmp_path: Path) -> None:
+def test_trees_are_not_fitted_after_the_process_of_the_networks_was_killed(
+    home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "lightgbm.py").write_text("import time; time.sleep(600)")
     (tmp_path / "recipe.yaml").write_text(json.dumps(make_recipe(home).to_dict()))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -370,7 +411,9 @@ def test_trees_are_not_fitted_after_the_process_of_the_networks_was_killed(home:
         os.close(trees)
 
 
-def test_a_full_disk_is_reported_before_training(home: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_training(
+    home: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     fill_disk(small_disk / "filler", 1 << 14)
     trainer = Trainer(make_recipe(home), Dataset.open(home / "data"))
@@ -434,7 +477,9 @@ def test_samples_that_do_not_fit_into_memory_are_not_read(
     assert any("no trees are fitted: their samples take" in line for line in said)
 
 
-def test_a_limit_of_seconds_may_end_before_the_first_tree(home: Path, tmp_path: Path, said: list[str]) -> None:
+def test_a_limit_of_seconds_may_end_before_the_first_tree(
+    home: Path, tmp_path: Path, said: list[str]
+) -> None:
     trainer = train_without_trees(home, tmp_path, tree_seconds=0)
     assert any("no trees are fitted: train.tree_seconds is 0" in line for line in said)
     assert "tree_seconds" in trainer.state.may_differ[0][1]
@@ -469,7 +514,9 @@ def test_a_deadline_ends_the_growth_and_keeps_the_trees_until_then() -> None:
 
 @pytest.mark.parametrize("rounds", [0, 40])
 def test_draws_that_split_no_leaf_do_not_end_the_growth(rounds: int) -> None:
-    """Of three features, two are constant, and a tree of extremely randomized trees compares one feature."""
+    """Of three features, two are constant, and a tree of extremely randomized trees compares one
+    feature.
+    """
     draws = np.random.default_rng(0)
     rows = np.zeros((2000, 3), np.float32)
     rows[:, 0] = draws.normal(size=2000)

@@ -38,13 +38,18 @@ def write_log(root: Path, *, ones: bool = False) -> pl.DataFrame:
     draws = np.random.default_rng(4)
     user = np.arange(ROWS) // 4
     tags: Lists = [draws.integers(0, 30, n).tolist() for n in draws.integers(0, 7, ROWS)]
-    share: Lists = [(np.ones(len(t)) if ones else draws.choice([0, 0.25, 1, 7.5], len(t))).tolist() for t in tags]
+    share: Lists = [
+        (np.ones(len(t)) if ones else draws.choice([0, 0.25, 1, 7.5], len(t))).tolist() for t in tags
+    ]
     # A missing value may have a weight or none.
     for row in range(0, ROWS, 9):
         if len(tags[row]) > 1:
             tags[row][1], share[row][1] = None, None if row % 2 else 3.0
     seen = np.array(
-        [sum(w for t, w in zip(*pair, strict=True) if t in range(9)) for pair in zip(tags, share, strict=True)]
+        [
+            sum(w for t, w in zip(*pair, strict=True) if t in range(9))
+            for pair in zip(tags, share, strict=True)
+        ]
     )
     frame = pl.DataFrame(
         {
@@ -56,7 +61,11 @@ def write_log(root: Path, *, ones: bool = False) -> pl.DataFrame:
             "tags": tags,
             "share": share,
         },
-        schema_overrides={"tags": pl.List(pl.Int64), "share": pl.List(pl.Float64), "words": pl.List(pl.String)},
+        schema_overrides={
+            "tags": pl.List(pl.Int64),
+            "share": pl.List(pl.Float64),
+            "words": pl.List(pl.String),
+        },
     )
     frame.write_parquet(root / "log.parquet")
     texts = (
@@ -69,14 +78,25 @@ def write_log(root: Path, *, ones: bool = False) -> pl.DataFrame:
 
 
 def make_recipe(
-    root: Path, log: str = "log.parquet", groups: str = "auto", pooling: Pooling = "mean", weights: str = "share",
+    root: Path,
+    log: str = "log.parquet",
+    groups: str = "auto",
+    pooling: Pooling = "mean",
+    weights: str = "share",
     name: str = "made",
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     content = tiny(root / name, epochs=1, max_steps=6)
     separator = {"separator": "|"} if log.endswith("csv") else {}
     sparse: list[dict[str, Any]] = [
         {"name": "item", "type": "integer"},
-        {"name": "tags", "kind": "multi", "vocabulary": "item", "max_length": LONGEST, "weights": weights, **separator},
+        {
+            "name": "tags",
+            "kind": "multi",
+            "vocabulary": "item",
+            "max_length": LONGEST,
+            "weights": weights,
+            **separator,
+        },
         {"name": "words", "kind": "multi", **separator},
         {"name": "city"},
     ]
@@ -112,13 +132,19 @@ def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
         for shard, info in enumerate(dataset.shards(split)):
             for group in range(len(info.row_groups)):
                 table = dataset.read_row_group(split, shard, group).to_pydict()
-                for row, ids, weights in zip(table["@row"], table["tags"], table[weights_of("tags")], strict=True):
+                for row, ids, weights in zip(
+                    table["@row"], table["tags"], table[weights_of("tags")], strict=True
+                ):
                     results[row] = [(values[i], w) for i, w in zip(ids, weights, strict=True)]
     return results
 
 
-@pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "none"), ("log.jsonl", "auto")])
-def test_a_data_set_and_its_batches_have_the_weights_of_the_log(tmp_path: Path, log: str, groups: str) -> None:
+@pytest.mark.parametrize(
+    ("log", "groups"), [("log.parquet", "auto"), ("log.csv", "none"), ("log.jsonl", "auto")]
+)
+def test_a_data_set_and_its_batches_have_the_weights_of_the_log(
+    tmp_path: Path, log: str, groups: str
+) -> None:
     frame = write_log(tmp_path)
     dataset = prepare(make_recipe(tmp_path, log, groups).data)
     if groups == "auto":
@@ -129,7 +155,9 @@ def test_a_data_set_and_its_batches_have_the_weights_of_the_log(tmp_path: Path, 
         assert stored_rows[place + 1 + header] == expected(row), place
     values, bags = values_of(dataset), []
     for expand in (False, True):
-        batches = list(Loader(dataset, "train", LoaderConfig(batch_size=100, expand=expand, seed=2)).epoch(0))
+        batches = list(
+            Loader(dataset, "train", LoaderConfig(batch_size=100, expand=expand, seed=2)).epoch(0)
+        )
         for batch in batches:
             assert batch.sparse.weights is not None
             assert all(
@@ -154,7 +182,9 @@ def _pairs(bags: JaggedTensor, values: list[Any]) -> list[list[tuple[Any, float]
 def bags_of(lists: Lists, weights: Lists | None = None) -> JaggedTensor:
     flat = None if weights is None else torch.tensor([w for each in weights for w in each])
     ids = torch.tensor([i for each in lists for i in each], dtype=torch.int32)
-    return JaggedTensor(values=ids, offsets=offsets_of(torch.tensor([len(each) for each in lists])), weights=flat)
+    return JaggedTensor(
+        values=ids, offsets=offsets_of(torch.tensor([len(each) for each in lists])), weights=flat
+    )
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
@@ -180,13 +210,20 @@ def test_pooling_and_gradients_match_torch(pooling: Pooling, grouped: bool) -> N
             values=others.values, offsets=others.offsets, weights=torch.ones(others.values.numel())
         )
     batch = Batch(
-        label=torch.zeros(size), dense=torch.zeros(size, 0), sparse=KeyedJagged.from_features(own), groups=groups
+        label=torch.zeros(size),
+        dense=torch.zeros(size, 0),
+        sparse=KeyedJagged.from_features(own),
+        groups=groups,
     )
     request = Request.of(batch, (), ("tags",) if pooling == "mean" else ())
     tables = TieredEmbeddingBagCollection(
         [
             EmbeddingBagConfig(
-                name="t", num_embeddings=9, embedding_dim=4, feature_names=("tags", "words"), pooling=pooling
+                name="t",
+                num_embeddings=9,
+                embedding_dim=4,
+                feature_names=("tags", "words"),
+                pooling=pooling,
             )
         ],
         optimizer=RowOptimizerConfig(kind="sgd", learning_rate=1.0),
@@ -214,22 +251,34 @@ def test_pooling_and_gradients_match_torch(pooling: Pooling, grouped: bool) -> N
 
 
 @pytest.mark.parametrize(("groups", "pooling"), [("auto", "mean"), ("none", "sum")])
-def test_raw_logs_and_exports_score_like_the_data_set(tmp_path: Path, groups: str, pooling: Pooling) -> None:
+def test_raw_logs_and_exports_score_like_the_data_set(
+    tmp_path: Path, groups: str, pooling: Pooling
+) -> None:
     frame = write_log(tmp_path)
     recipe = make_recipe(tmp_path, groups=groups, pooling=pooling)
     dataset = prepare(recipe.data)
     Trainer(recipe, dataset).train()
     with open_run(recipe.run) as trained:
-        _, scored = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
+        _, scored = evaluate_split(
+            trained.model, dataset, "test", precision="float32", progress=SilentProgress()
+        )
     scorer, exported = agreeing_scores(recipe.run, tmp_path / "log.parquet", tmp_path)
     scores = np.sort(pl.read_parquet(tmp_path / "test.parquet")["score"])
-    np.testing.assert_allclose(np.sort(1 / (1 + np.exp(-scored.logit.astype(np.float64)))), scores, rtol=1e-4)
+    np.testing.assert_allclose(
+        np.sort(1 / (1 + np.exp(-scored.logit.astype(np.float64)))), scores, rtol=1e-4
+    )
     np.testing.assert_allclose(scorer.score(frame[:3].to_dict(as_series=False)), exported[:3], rtol=1e-5)
     doubled = frame.with_columns(share=pl.col("share").list.eval(pl.element() * 2))
     assert np.allclose(scorer.score(doubled), exported, rtol=1e-5) == (pooling == "mean")
     share = pl.col("share").list.eval(pl.element().fill_null(2.0)).list.reverse()
     assert not np.allclose(scorer.score(frame.with_columns(share=share)), exported, rtol=1e-5)
-    pair = {"item": [1, 2], "city": ["c1", "c2"], "words": [[], []], "tags": [[3], [4, 5]], "share": [[1], [2]]}
+    pair = {
+        "item": [1, 2],
+        "city": ["c1", "c2"],
+        "words": [[], []],
+        "tags": [[3], [4, 5]],
+        "share": [[1], [2]],
+    }
     with refuses(DataError, "row 2 share 1 tags"):
         scorer.score(pair)
     with refuses(DataError, "share"):
@@ -247,9 +296,13 @@ def test_raw_logs_and_exports_score_like_the_data_set(tmp_path: Path, groups: st
         ("csv", "1|inf", "inf"),
     ],
 )
-def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, wrong: Any, message: str) -> None:
+def test_values_without_a_usable_weight_are_bad_rows(
+    tmp_path: Path, log: str, wrong: Any, message: str
+) -> None:
     frame = write_log(tmp_path)
-    place = next(row for row in range(20, ROWS) if len(frame["tags"][row]) == 2 and None not in frame["tags"][row])
+    place = next(
+        row for row in range(20, ROWS) if len(frame["tags"][row]) == 2 and None not in frame["tags"][row]
+    )
     path = tmp_path / f"log.{log}"
     raw = pl.read_parquet(path) if log == "parquet" else pl.read_csv(path, infer_schema=False)
     share = raw["share"].to_list()
@@ -260,7 +313,9 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     where = f"row {place + 1}" if log == "parquet" else f"line {place + 2}"
     with refuses(DataError, f"{path} {where} share {message}"):
         prepare(recipe.data)
-    skipping = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}})
+    skipping = Recipe.from_dict(
+        recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}}
+    )
     stored_rows = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 1
     assert len(stored_rows) == ROWS - 1

@@ -1,4 +1,6 @@
-"""Test sample weights: a sample of weight w counts as w samples in the training loss and in every metric."""
+"""Test sample weights: a sample of weight w counts as w samples in the training loss and in every
+metric.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,20 @@ def write_log(path: Path, weight: Any) -> None:
 
 def make_recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **source: Any) -> Recipe:
     content = tiny(root, epochs=1, max_steps=9)
-    schema = {"label": "click", "user": "who", "weight": weight, "sparse": [{"name": "item"}, {"name": "shop"}]}
+    schema = {
+        "label": "click",
+        "user": "who",
+        "weight": weight,
+        "sparse": [{"name": "item"}, {"name": "shop"}],
+    }
     schema["sparse"][0]["group"] = "g"  # type: ignore[index]
     content["data"] |= {
-        "source": {"kind": "parquet", "paths": [str(root.parent / "log.parquet")], "schema": schema, **source},
+        "source": {
+            "kind": "parquet",
+            "paths": [str(root.parent / "log.parquet")],
+            "schema": schema,
+            **source,
+        },
         "split": {"by": "fraction", "valid": 0.1, "test": 0.4},
         "shard_samples": 700,
         "groups": groups,
@@ -78,7 +90,9 @@ def test_weighted_metrics_agree_with_scikit_learn() -> None:
     weight *= 0.37
     metrics, probability = evaluate_logits(label, logit, weight=weight), 1 / (1 + np.exp(-logit))
     assert metrics["auc"] == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
-    assert metrics["log_loss"] == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
+    assert metrics["log_loss"] == pytest.approx(
+        log_loss(label, probability, sample_weight=weight), rel=1e-9
+    )
     rate = np.average(label, weights=weight)
     base = log_loss(label, np.full(len(label), rate), sample_weight=weight)
     assert metrics["normalized_entropy"] == pytest.approx(metrics["log_loss"] / base, rel=1e-9)
@@ -102,7 +116,9 @@ def test_weights_of_1_change_no_bit_of_a_metric_and_weights_of_0_leave_none() ->
     assert [name for name in nothing if nothing[name] is not None] == ["samples", "positives"]
 
 
-def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def gradient(
+    loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.Tensor | None
+) -> torch.Tensor:
     leaf = logit.clone().requires_grad_()
     loss(leaf, batch_of(label, weight)).backward()
     assert leaf.grad is not None
@@ -113,7 +129,9 @@ def test_the_loss_of_a_weighted_batch_matches_repeated_rows() -> None:
     label, logit, weight = (torch.tensor(weighted(37)[place]).float() for place in (0, 1, 3))
     rows = torch.repeat_interleave(torch.arange(37), weight.long())
     actual = gradient(Objective().mean, label, logit, weight)
-    expected = torch.zeros(37).index_add(0, rows, gradient(Objective().mean, label[rows], logit[rows], None))
+    expected = torch.zeros(37).index_add(
+        0, rows, gradient(Objective().mean, label[rows], logit[rows], None)
+    )
     torch.testing.assert_close(actual, expected)
     (total,) = Objective().weights(batch_of(label, weight))
     torch.testing.assert_close(gradient(Objective().sums, label, logit, weight) / total, expected)
@@ -121,13 +139,16 @@ def test_the_loss_of_a_weighted_batch_matches_repeated_rows() -> None:
     torch.testing.assert_close(gradient(Objective().mean, label, logit, weight / 7), expected)
     assert not gradient(Objective().mean, label, logit, torch.zeros(37)).any()
     assert torch.equal(
-        gradient(Objective().mean, label, logit, torch.ones(37)), gradient(Objective().mean, label, logit, None)
+        gradient(Objective().mean, label, logit, torch.ones(37)),
+        gradient(Objective().mean, label, logit, None),
     )
 
 
 def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", 1)
-    ones, none = (make_recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
+    ones, none = (
+        make_recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", ""))
+    )
     train_run(ones), train_run(none)
     assert_same_model(last(ones.run), last(none.run))
     write_log(tmp_path / "log.parquet", np.random.default_rng(2).choice([0.5, 3.0], ROWS))
@@ -136,7 +157,9 @@ def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         assert_same_model(last(other.run), last(none.run))
     with open_run(other.run) as run:
-        whole, scored = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
+        whole, scored = evaluate_split(
+            run.model, dataset, "test", precision="float32", progress=SilentProgress()
+        )
         assert whole["click"]["auc"] == pytest.approx(
             roc_auc_score(scored.label, scored.logit, sample_weight=scored.weight)
         )
@@ -155,7 +178,9 @@ def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
         assert part["click"]["auc"] == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
         rows.drop("weight").write_parquet(tmp_path / "bare.parquet")
         bare = RawLogs(run, [str(tmp_path / "bare.parquet")])
-        assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)
+        assert np.array_equal(
+            np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores
+        )
         with refuses(DataError, "weight"):
             RawLogs(run, [str(tmp_path / "bare.parquet")], labelled=True)
 

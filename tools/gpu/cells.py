@@ -1,4 +1,6 @@
-"""Shared parts of the measurements: the device, its slots, and results as one line of JSON per cell."""
+"""Shared parts of the measurements: the device, its slots, and results as one line of JSON per
+cell.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import torch
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 SMALL = not GPU or os.environ.get("SMALL") == "1"
-"""Whether sizes are tiny and times meaningless: in Triton's interpreter, and under compute-sanitizer."""
+"""Whether sizes are tiny and times meaningless: in Triton's interpreter, and under
+compute-sanitizer.
+"""
 MACHINE = {"device": torch.cuda.get_device_name() if GPU else "interpreter"} | {
     package: metadata.version(package) for package in ("torch", "triton")
 }
@@ -37,7 +41,9 @@ def use_device_slots(on_device: bool = True) -> None:
 
 
 def out_of_time(name: str) -> bool:
-    """Whether the time of this process is used up; if so, write a cell that names the skipped measurement."""
+    """Whether the time of this process is used up; if so, write a cell that names the skipped
+    measurement.
+    """
     spent = time.time() - _BEGAN > _BUDGET
     if spent:
         write(cell="stopped", before=name)
@@ -45,7 +51,9 @@ def out_of_time(name: str) -> bool:
 
 
 def write(**cell: Any) -> None:
-    """Append a cell to the file that the command line names, or print it, with the seconds since the start."""
+    """Append a cell to the file that the command line names, or print it, with the seconds since
+    the start.
+    """
     line = json.dumps({**cell, "at_s": round(time.time() - _BEGAN, 1)})
     if len(sys.argv) > 1:
         with Path(sys.argv[1]).open("a") as file:

@@ -1,6 +1,8 @@
-"""Create result files from the output of `check.sh` in a folder: ``python -m tools.gpu.collect FOLDER [RESULTS]``.
+"""Create result files from the output of `check.sh` in a folder: ``python -m tools.gpu.collect
+FOLDER [RESULTS]``.
 
-Writes a file for each benchmark of `GPU_BENCHMARKS` with cells, and prints the metrics without a cell.
+Writes a file for each benchmark of `GPU_BENCHMARKS` with cells, and prints the metrics without a
+cell.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ from benchmarks.sources import source_hash
 Cells = list[dict[str, Any]]
 PUBLISHED_CARD = "NVIDIA H100 80GB HBM3"
 PUBLISHED = {"dynamicemb_sgd": 0.345 + 0.614, "dynamicemb_adam": 0.345 + 1.005}
-"""Milliseconds of a forward and backward pass of FBGEMM's TBE on that card, in `benchmark_results.json` of NVIDIA's
-recsys-examples: 10 tables of 1,677,721 rows, D = 128, 1,048,570 ids of a power law with exponent 1.05."""
+"""Milliseconds of a forward and backward pass of FBGEMM's TBE on that card, in
+`benchmark_results.json` of NVIDIA's recsys-examples: 10 tables of 1,677,721 rows, D = 128,
+1,048,570 ids of a power law with exponent 1.05."""
 TARGETS = {
     "gpu_embedding": {
         # Skewed bags are limited by the L2 cache, whose traffic these shares do not count.
         **{f"forward_share_{name}": 0.8 for name in ("bags_uniform", "wide_uniform")},
         **{f"update_share_{name}": 0.7 for name in ("bags_uniform", "wide_uniform")},
         **{f"ratio_fbgemm_published_{name}": 1.1 for name in PUBLISHED},
-        **{f"ratio_torch_{name}": 2.0 for name in ("criteo_4096", "bags_uniform", "bags_skewed", "wide_uniform")},
+        **{
+            f"ratio_torch_{name}": 2.0
+            for name in ("criteo_4096", "bags_uniform", "bags_skewed", "wide_uniform")
+        },
     },
     "gpu_train": {
         # A step of at most 0.8 ms.
@@ -41,9 +47,12 @@ TARGETS = {
         },
     },
     "gpu_hot": {
-        f"ratio_{ratio}_b{size}": target for ratio, target in (("cpu", 2.3), ("hybrid", 1.52)) for size in (1024, 4096)
+        f"ratio_{ratio}_b{size}": target
+        for ratio, target in (("cpu", 2.3), ("hybrid", 1.52))
+        for size in (1024, 4096)
     },
-    # As published: int8 rows in GPU memory compared with float32 rows in host memory, without lookahead.
+    # As published: int8 rows in GPU memory compared with float32 rows in host memory, without
+    # lookahead.
     "gpu_precision": {"ratio_int8_hbm_fp32_depth0": 1.16, "bytes_ratio_int8": 3.1, "bytes_ratio_int4": 7.1},
     "gpu_tiers": {"speed_at_8x": 0.9, "speed_at_37x": 0.74},
     "gpu_dedup": {"ratio_transformer": 2.49},
@@ -56,7 +65,9 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 
 def embedding(cells: Cells) -> dict[str, float]:
-    """Shares of a copy's bandwidth, and speed compared with torch and with FBGEMM's published times."""
+    """Shares of a copy's bandwidth, and speed compared with torch and with FBGEMM's published
+    times.
+    """
     metrics: dict[str, float] = {}
     peers = {cell["name"]: cell["step_ms"] for cell in cells if "step_ms" in cell}
     if cells[0]["device"] == PUBLISHED_CARD:
@@ -74,22 +85,31 @@ def embedding(cells: Cells) -> dict[str, float]:
 
 
 def train(cells: Cells) -> dict[str, float]:
-    """Speed of the hybrid over the CPU, and of rows in GPU memory over the hybrid; steps per second of the latter."""
+    """Speed of the hybrid over the CPU, and of rows in GPU memory over the hybrid; steps per second
+    of the latter.
+    """
     pairs = (("cpu", "hybrid"), ("hybrid", "hbm"), ("hybrid", "hbm_bf16"))
     ratios = {
         f"ratio_{fast}_{slow}_{cell['case']}": ratio(cell["ms"][slow], cell["ms"][fast])
         for slow, fast in pairs
         for cell in cells
     }
-    return ratios | {f"steps_per_second_hbm_{cell['case']}": 1e3 / median(cell["ms"]["hbm"]) for cell in cells}
+    return ratios | {
+        f"steps_per_second_hbm_{cell['case']}": 1e3 / median(cell["ms"]["hbm"]) for cell in cells
+    }
 
 
 def hot(cells: Cells) -> dict[str, float]:
-    """Speed of FAE over the CPU and the hybrid: for a log with hot and mixed batches, and for hot batches alone."""
+    """Speed of FAE over the CPU and the hybrid: for a log with hot and mixed batches, and for hot
+    batches alone.
+    """
     metrics = {}
     for cell in cells:
         ms, share = cell["ms"], cell["hot_inputs"]
-        log = [share * one + (1 - share) * two for one, two in zip(ms["fae_hot"], ms["fae_others"], strict=True)]
+        log = [
+            share * one + (1 - share) * two
+            for one, two in zip(ms["fae_hot"], ms["fae_others"], strict=True)
+        ]
         for slow in ("cpu", "hybrid"):
             metrics[f"ratio_{slow}_{cell['case']}"] = ratio(ms[slow], log)
             metrics[f"ratio_{slow}_hot_batches_{cell['case']}"] = ratio(ms[slow], ms["fae_hot"])
@@ -97,7 +117,9 @@ def hot(cells: Cells) -> dict[str, float]:
 
 
 def precision(cells: Cells) -> dict[str, float]:
-    """Speed over float32 homes, share of the speed in GPU memory, and bytes of float32 rows over all bytes."""
+    """Speed over float32 homes, share of the speed in GPU memory, and bytes of float32 rows over
+    all bytes.
+    """
     metrics = {}
     for cell in cells:
         ms, suffix = cell["ms"], "" if cell["case"] == "depth2" else f"_{cell['case']}"
@@ -119,7 +141,9 @@ def tiers(cells: Cells) -> dict[str, float]:
 
 
 def dedup(cells: Cells) -> dict[str, float]:
-    """Speed with deduplication over the speed without, with rows in GPU memory and in host memory."""
+    """Speed with deduplication over the speed without, with rows in GPU memory and in host
+    memory.
+    """
     names = {"hbm": "ratio_transformer", "hybrid": "ratio_transformer_hybrid"}
     return {names[cell["case"]]: ratio(cell["ms"]["plain"], cell["ms"]["dedup"]) for cell in cells}
 
@@ -140,7 +164,11 @@ def collect(folder: Path) -> dict[str, dict[str, Any]]:
     environment, results = (folder / "env.log").read_text(), {}
     for name, metrics in METRICS.items():
         # Cells of `kernels.py` have no benchmark name.
-        mine = [cell for cell in cells if cell.get("benchmark", "gpu_embedding") == name and cell["cell"] != "stopped"]
+        mine = [
+            cell
+            for cell in cells
+            if cell.get("benchmark", "gpu_embedding") == name and cell["cell"] != "stopped"
+        ]
         right = [cell for cell in mine if cell["cell"] != "wrong"]
         if not right:
             continue
@@ -181,4 +209,6 @@ if __name__ == "__main__":
         for metric in targets.keys() - metrics.keys():
             print(f"  {metric:45}  missing  {targets[metric]}")
         if name in found:
-            write_result((Path(sys.argv[2]) if len(sys.argv) > 2 else RESULTS) / f"{name}.json", found[name])
+            write_result(
+                (Path(sys.argv[2]) if len(sys.argv) > 2 else RESULTS) / f"{name}.json", found[name]
+            )

@@ -1,8 +1,9 @@
-"""Compile the kernels of rows in GPU memory for an A100 (sm_80) and an H100 or H200 (sm_90a); no GPU is needed.
+"""Compile the kernels of rows in GPU memory for an A100 (sm_80) and an H100 or H200 (sm_90a); no
+GPU is needed.
 
-``python tools/gpu/compile.py`` prints a line for each kernel and processor. It exits with 1 if a kernel spills
-registers, contracts a product and a sum, or does not divide by IEEE rules. Triton's interpreter accepts Python code
-that its compiler rejects, so both are needed.
+``python tools/gpu/compile.py`` prints a line for each kernel and processor. It exits with 1 if a
+kernel spills registers, contracts a product and a sum, or does not divide by IEEE rules. Triton's
+interpreter accepts Python code that its compiler rejects, so both are needed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ PROCESSORS = (80, 90)
 def build(kernel: Any, constants: dict[str, Any], warps: int, processor: int, types: dict[str, Any]) -> Any:
     """Compile a kernel; addresses are multiples of 16 bytes, as in torch's allocations."""
     names = kernel.arg_names
-    types = {name: "constexpr" if name in constants else {**TYPES, **types}.get(name, "i32") for name in names}
+    types = {
+        name: "constexpr" if name in constants else {**TYPES, **types}.get(name, "i32") for name in names
+    }
     attributes: dict[tuple[int, ...], Any] = {}
     for place, kind in enumerate(types.values()):
         for part, address in enumerate(kind) if isinstance(kind, tuple) else ((None, kind),):
@@ -59,7 +62,9 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
     """Compile each kernel in its usual forms, with the tiles of `DeviceSlots`."""
     width = {"D": 64, "DP": 64}
 
-    def built(kernel: Any, warps: int, *absent: str, types: dict[str, Any] | None = None, **constants: Any) -> Any:
+    def built(
+        kernel: Any, warps: int, *absent: str, types: dict[str, Any] | None = None, **constants: Any
+    ) -> Any:
         return build(kernel, {**dict.fromkeys(absent), **constants}, warps, processor, types or {})
 
     single: Sequence[str] = ("offsets", "share")
@@ -118,7 +123,8 @@ def main() -> int:
             inexact = sorted(set(re.findall(r"div\.full|\w+\.approx|fma\.rn\.f32", kernel.asm["ptx"])))
             failed += bool(inexact or used["STACK"] or used["LOCAL"])
             print(
-                f"sm_{processor} {name:28} {used['REG']:3} registers, {used['STACK'] + used['LOCAL']} bytes spilled",
+                f"sm_{processor} {name:28} {used['REG']:3} registers, "
+                f"{used['STACK'] + used['LOCAL']} bytes spilled",
                 *inexact,
                 flush=True,
             )

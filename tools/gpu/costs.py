@@ -1,7 +1,9 @@
-"""Measure what the host pays for a launch, a copy, an event, a replay and a handover between threads.
+"""Measure what the host pays for a launch, a copy, an event, a replay and a handover between
+threads.
 
-``python tools/gpu/costs.py OUT.jsonl`` writes one line of JSON per group of figures. They explain the time of a step
-that the GPU does not need. Without a GPU, sizes are tiny and only operations of the host are timed.
+``python tools/gpu/costs.py OUT.jsonl`` writes one line of JSON per group of figures. They explain
+the time of a step that the GPU does not need. Without a GPU, sizes are tiny and only operations of
+the host are timed.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def calls() -> None:
         "torch add_": host_us(lambda: one.add_(1)),
         "torch.empty": host_us(lambda: torch.empty(1024, device=PLACE)),
         "triton launch": host_us(lambda: count_up[(4,)](one, 1024, 1, 2, 3, BLOCK=256)),
-        "autograd, two nodes": host_us(lambda: torch.autograd.grad((floats * 2).sum(), floats), MANY // 10 or 1),
+        "autograd, two nodes": host_us(
+            lambda: torch.autograd.grad((floats * 2).sum(), floats), MANY // 10 or 1
+        ),
     }
     if GPU:
         event: Any = torch.cuda.Event()
@@ -71,7 +75,9 @@ def calls() -> None:
         result["event synchronize, done"] = host_us(event.synchronize)
         result["copy of 4 KB up"] = host_us(lambda: target.copy_(pinned, non_blocking=True))
         result["copy of 4 KB down"] = host_us(lambda: pinned.copy_(target, non_blocking=True))
-        result["launch and wait"] = host_us(lambda: (one.add_(1), torch.cuda.current_stream().synchronize()))
+        result["launch and wait"] = host_us(
+            lambda: (one.add_(1), torch.cuda.current_stream().synchronize())
+        )
         for nodes in (10, 50, 100, 200):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -112,7 +118,15 @@ def sorts() -> None:
             device_ms(lambda rows=rows: torch.sort(rows, stable=True)),
             device_ms(lambda rows=rows: torch.cumsum(rows, 0, dtype=torch.int32)),
         )
-        write(cell="costs", benchmark="gpu_costs", what="sort", count=count, unit="ms", sort=stable, cumsum=sums)
+        write(
+            cell="costs",
+            benchmark="gpu_costs",
+            what="sort",
+            count=count,
+            unit="ms",
+            sort=stable,
+            cumsum=sums,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Check slots in GPU memory against float64, then compare their speed with torch and with a large copy.
+"""Check slots in GPU memory against float64, then compare their speed with torch and with a large
+copy.
 
-``python tools/gpu/kernels.py [OUT.jsonl [tiles]]`` writes one line of JSON per cell. Kernels use the tiles of
-`DeviceSlots`; with ``tiles``, other tiles are timed, too. With ``SMALL=1`` (for compute-sanitizer), or in Triton's
-interpreter, sizes are tiny and times meaningless.
+``python tools/gpu/kernels.py [OUT.jsonl [tiles]]`` writes one line of JSON per cell. Kernels use
+the tiles of `DeviceSlots`; with ``tiles``, other tiles are timed, too. With ``SMALL=1`` (for
+compute-sanitizer), or in Triton's interpreter, sizes are tiny and times meaningless.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 
 import numpy as np
 import torch
-from cells import DEVICE, GPU, MACHINE, SMALL, out_of_time, use_device_slots, write  # before Triton: may set it up
+
+# before Triton: may set it up
+from cells import DEVICE, GPU, MACHINE, SMALL, out_of_time, use_device_slots, write
 
 import triton  # isort: skip
 
@@ -69,18 +72,30 @@ class Case:
     def __init__(self, name, T, R, D, B, L, alpha, kind="sgd"):
         if SMALL:
             T, R, B, L = min(T, 2), 97, 23, min(L, 3)
-        self.name, self.T, self.R, self.D, self.B, self.L, self.kind = name, T, R, D, B, L, kind
+        self.name = name
+        self.T = T
+        self.R = R
+        self.D = D
+        self.B = B
+        self.L = L
+        self.kind = kind
         g = torch.Generator(device=DEVICE).manual_seed(1)
         n = T * B * L
-        self.ids = power_law(n, R, alpha, g) if alpha else torch.randint(0, R, (n,), generator=g, device=DEVICE)
+        self.ids = (
+            power_law(n, R, alpha, g) if alpha else torch.randint(0, R, (n,), generator=g, device=DEVICE)
+        )
         self.rows = self.ids + torch.arange(T, device=DEVICE).repeat_interleave(B * L) * R
         names = [str(table) for table in range(T)]
         tables = [
-            EmbeddingBagConfig(name=each, num_embeddings=R, embedding_dim=D, feature_names=(each,), pooling="sum")
+            EmbeddingBagConfig(
+                name=each, num_embeddings=R, embedding_dim=D, feature_names=(each,), pooling="sum"
+            )
             for each in names
         ]
         firsts = [R * table for table in range(T)]
-        layout = group_layout(tables, {each: D * place for place, each in enumerate(names)}, firsts, [R] * T)
+        layout = group_layout(
+            tables, {each: D * place for place, each in enumerate(names)}, firsts, [R] * T
+        )
         bags = BagBatch(
             values=self.ids.cpu().numpy(),
             offsets=None if L == 1 else np.arange(0, n + 1, L, dtype=np.int64),
@@ -93,10 +108,12 @@ class Case:
         self.weights = self.slots.views(0, T * R)["weight"]
         self.weights.copy_(torch.randn(T * R, D, generator=g, device=DEVICE) * 0.1)
         self.stage = lambda: self.slots.pack((self.slots.stage(layout, bags),)).staged[0]
-        self.staged, self.rule = self.stage(), optimizer.rule(0)
+        self.staged = self.stage()
+        self.rule = optimizer.rule(0)
         self.out = torch.full((B, T * D), float("nan"), device=DEVICE)
         self.gradient = torch.randn(B, T * D, generator=g, device=DEVICE)
-        self.n, self.distinct = n, int(torch.unique(self.rows).numel())
+        self.n = n
+        self.distinct = int(torch.unique(self.rows).numel())
         self.state_floats = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": D, "adam": 2 * D}[kind]
 
     def forward(self, tile=None):
@@ -105,7 +122,9 @@ class Case:
         self.slots.pool(self.staged, self.out)
 
     def forward_bytes(self, rows):
-        """Return the bytes of the forward pass if `rows` rows are read from memory and the others from caches."""
+        """Return the bytes of the forward pass if `rows` rows are read from memory and the others
+        from caches.
+        """
         return 4 * self.D * (rows + self.T * self.B) + 4 * self.n
 
     def group(self):
@@ -127,7 +146,9 @@ class Case:
         return gradients + 2 * 4 * (self.D + self.state_floats) * self.distinct
 
     def check(self):
-        """Return the largest relative errors of pooled vectors and of rows after one step, against float64."""
+        """Return the largest relative errors of pooled vectors and of rows after one step, against
+        float64.
+        """
         self.forward()
         rows = self.weights
         want = rows[self.rows].double().view(self.T, self.B, self.L, self.D).sum(2)
@@ -171,9 +192,13 @@ STEPS = [(8, 4), (4, 1), (4, 2), (2, 1), (8, 2)]
 
 
 def torch_step(case):
-    """Time `nn.EmbeddingBag` with sparse gradients and `optim.Adagrad`; extrapolate from at most four tables."""
+    """Time `nn.EmbeddingBag` with sparse gradients and `optim.Adagrad`; extrapolate from at most
+    four tables.
+    """
     tables = min(case.T, 4)
-    bags = [torch.nn.EmbeddingBag(case.R, case.D, mode="sum", sparse=True, device=DEVICE) for _ in range(tables)]
+    bags = [
+        torch.nn.EmbeddingBag(case.R, case.D, mode="sum", sparse=True, device=DEVICE) for _ in range(tables)
+    ]
     optimizer = torch.optim.Adagrad([bag.weight for bag in bags], lr=RATE)
     per = case.B * case.L
     ids = [case.ids[t * per : (t + 1) * per] for t in range(tables)]

@@ -2,9 +2,10 @@
 
 ``python tools/gpu/parts.py OUT.jsonl anatomy|directory|moves`` writes one line of JSON per cell.
 
-    anatomy     where the host spends its time in a step that no graph repeats, and with more or fewer handovers
-    directory   the directory of a cache by number of threads: if 8 take more than 1.5 ms, it belongs on the device
-    moves       records between slots and homes in GPU memory and in host memory, and the host's copies by threads
+    anatomy     where the host spends its time in a step that no graph repeats, and with more or
+    fewer handovers directory   the directory of a cache by number of threads: if 8 take more than
+    1.5 ms, it belongs on the device moves       records between slots and homes in GPU memory and
+    in host memory, and the host's copies by threads
 """
 
 from __future__ import annotations
@@ -52,11 +53,19 @@ def anatomy() -> None:
             sys.setswitchinterval(interval)
             before = dict(side.engine.seconds)
             _, ends = side.train(data, depth)
-            spent = {name: 1e3 * (now - before.get(name, 0.0)) / count for name, now in side.engine.seconds.items()}
+            spent = {
+                name: 1e3 * (now - before.get(name, 0.0)) / count
+                for name, now in side.engine.seconds.items()
+            }
             write(
-                **CELL, part="anatomy", rows=rows, depth=depth, switch_interval=interval,
-                step_ms=1e3 * median(np.diff(ends[2:])), ms_by_stage=spent,
-            )  # fmt: skip
+                **CELL,
+                part="anatomy",
+                rows=rows,
+                depth=depth,
+                switch_interval=interval,
+                step_ms=1e3 * median(np.diff(ends[2:])),
+                ms_by_stage=spent,
+            )
         sys.setswitchinterval(5e-3)
         if GPU:
             kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -82,12 +91,17 @@ def directory() -> None:
         tiers = steps.cached("int8", steps.slots_within(share))
         names = [name for name in steps.NAMES if name in tiers.tables]
         tables = [
-            EmbeddingBagConfig(name=name, num_embeddings=steps.ROWS[name], embedding_dim=WIDTH, feature_names=(name,))
+            EmbeddingBagConfig(
+                name=name, num_embeddings=steps.ROWS[name], embedding_dim=WIDTH, feature_names=(name,)
+            )
             for name in names
         ]
         host = Directory(tables, tiers.tables, policy="lru", ways=32, seed=1)
         start = host.layout.slot_start
-        group, places = group_layout(tables, {}, start[:-1].tolist(), np.diff(start).tolist()), np.arange(len(names))
+        group, places = (
+            group_layout(tables, {}, start[:-1].tolist(), np.diff(start).tolist()),
+            np.arange(len(names)),
+        )
         columns = [steps.NAMES.index(name) for name in names]
         # The first batches fill the slots.
         filling = [THREADS[-1]] * (1 if SMALL else 10)
@@ -104,9 +118,14 @@ def directory() -> None:
             if number >= len(filling):
                 times.setdefault(threads, []).append(1e3 * (time.perf_counter() - began))
         write(
-            **CELL, part="directory", share=share, tables=len(names), lookups=len(columns) * size, unit="ms",
+            **CELL,
+            part="directory",
+            share=share,
+            tables=len(names),
+            lookups=len(columns) * size,
+            unit="ms",
             by_threads={threads: median(each) for threads, each in times.items()},
-        )  # fmt: skip
+        )
 
 
 def moves() -> None:
@@ -126,8 +145,12 @@ def moves() -> None:
         home = DeviceRecords(level0, rows=rows, record_bytes=codec.record_bytes)
         host = np.zeros((count, codec.record_bytes), np.uint8)
         ms = {
-            "encode into GPU memory": host_clock(lambda: memory.encode(codec, slots, home.records, numbers, keys, 1)),
-            "decode from GPU memory": host_clock(lambda: memory.decode(codec, home.records, numbers, slots)),
+            "encode into GPU memory": host_clock(
+                lambda: memory.encode(codec, slots, home.records, numbers, keys, 1)
+            ),
+            "decode from GPU memory": host_clock(
+                lambda: memory.decode(codec, home.records, numbers, slots)
+            ),
             "encode and copy down": host_clock(lambda: memory.encode(codec, slots, host, order, keys, 1)),
             "copy up and decode": host_clock(lambda: memory.decode(codec, host, order, slots)),
         }
@@ -146,8 +169,14 @@ def moves() -> None:
             ms[f"exchange by {threads} threads"] = median(spent[1:])
         store.close()
         write(
-            **CELL, part="moves", precision=kind, rows=count, record_bytes=codec.record_bytes, unit="ms", ms=ms,
-        )  # fmt: skip
+            **CELL,
+            part="moves",
+            precision=kind,
+            rows=count,
+            record_bytes=codec.record_bytes,
+            unit="ms",
+            ms=ms,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Time training steps with rows in host memory, in GPU memory, and in both, in alternation.
 
-``python tools/gpu/steps.py OUT.jsonl train|graph|cached|hot|dedup`` writes one line of JSON per comparison. Ids follow
-`SyntheticConfig`: 6.8 % of a table's rows get 76 % of its lookups; Criteo's tables have 33.8 million rows. Without a
-GPU, sizes are tiny.
+``python tools/gpu/steps.py OUT.jsonl train|graph|cached|hot|dedup`` writes one line of JSON per
+comparison. Ids follow `SyntheticConfig`: 6.8 % of a table's rows get 76 % of its lookups; Criteo's
+tables have 33.8 million rows. Without a GPU, sizes are tiny.
 """
 
 from __future__ import annotations
@@ -40,35 +40,43 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
 NAMES = [f"C{place}" for place in range(6 if SMALL else 26)]
-ROWS = {name: min(rows, 97) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS[: len(NAMES)], strict=True)}
+ROWS = {
+    name: min(rows, 97) if SMALL else rows
+    for name, rows in zip(NAMES, CRITEO_ROWS[: len(NAMES)], strict=True)
+}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"I{place}") for place in range(13)),
     sparse=tuple(SparseFeature(name=name) for name in NAMES),
 )
 LARGEST = max(ROWS, key=ROWS.__getitem__)
 OPTIMIZER = RowOptimizerConfig(learning_rate=0.02)
-# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is staged ahead. Short
-# stretches would measure how a pause before them ends.
+# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is
+# staged ahead. Short stretches would measure how a pause before them ends.
 LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (30, 100, 2, 10)
-# Share of samples that use only hot rows, if these have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
-# benchmark `hot_published` on a real log.
+# Share of samples that use only hot rows, if these have 12.4 % of the bytes: metric
+# `hot_inputs_globo_12.4` of the benchmark `hot_published` on a real log.
 HOT_BYTES, HOT_INPUTS = 0.124, 0.758
-# Largest relative differences of the loss of the first step, and of the mean loss of the first steps.
+# Largest relative differences of the loss of the first step, and of the mean loss of the first
+# steps.
 FIRST, ROUNDED, MEAN = 1e-4, 2e-2, 2e-2
 
 
 def dense_and_labels(draws: np.random.Generator, size: int) -> dict[str, torch.Tensor]:
-    """Draw dense features, and labels that depend on the first feature and noise, so that losses stay comparable."""
+    """Draw dense features, and labels that depend on the first feature and noise, so that losses
+    stay comparable.
+    """
     dense = draws.standard_normal((size, 13), dtype=np.float32)
     label = dense[:, 0] + draws.standard_normal(size, dtype=np.float32) > 0.5
     return {"dense": torch.from_numpy(dense), "label": torch.from_numpy(label.astype(np.float32))}
 
 
-def batches(size: int, count: int, seed: int, hot: Mapping[str, int] = ROWS, share: float = 0.0) -> list[Batch]:
+def batches(
+    size: int, count: int, seed: int, hot: Mapping[str, int] = ROWS, share: float = 0.0
+) -> list[Batch]:
     """Draw batches in which low ids are popular.
 
-    A `share` of the samples draws from the `hot` first rows of each table. The other samples draw from all rows, except
-    in the largest table, where they draw from rows that are not hot.
+    A `share` of the samples draws from the `hot` first rows of each table. The other samples draw
+    from all rows, except in the largest table, where they draw from rows that are not hot.
     """
     drawn = []
     for number in range(count):
@@ -99,7 +107,9 @@ def slots_within(share: float) -> dict[str, int]:
 
 
 def cached(kind: str, slots: Mapping[str, int], home: HomeKind = "dram") -> TierConfig:
-    """Return tables at `home` with caches of `slots` rows; tables that fit their slots are in GPU memory."""
+    """Return tables at `home` with caches of `slots` rows; tables that fit their slots are in GPU
+    memory.
+    """
     codec = CodecConfig(kind=kind, state="fp32" if kind == "fp32" else "bf16")
     return TierConfig(
         tables={
@@ -118,9 +128,16 @@ def write_home(tables: CachedTables) -> None:
     for table in tables.configs:
         for first in range(0, table.num_embeddings, rows.slots):
             places = np.arange(min(rows.slots, table.num_embeddings - first), dtype=np.int64)
-            draw = partial(fill_uniform, key=table_key(SEED, table.name), low=-table.bound, high=table.bound)
+            draw = partial(
+                fill_uniform, key=table_key(SEED, table.name), low=-table.bound, high=table.bound
+            )
             parts = filter(len, np.array_split(places, 16))
-            list(POOL.map(lambda part: draw(weights[part[0] : part[-1] + 1], first_row=first + int(part[0])), parts))
+            list(
+                POOL.map(
+                    lambda part: draw(weights[part[0] : part[-1] + 1], first_row=first + int(part[0])),
+                    parts,
+                )
+            )
             records = np.zeros((len(places), tables.codec.record_bytes), dtype=np.uint8)
             tables.codec.encode(rows, places, records, places, np.zeros(len(places), dtype=np.uint64), 0)
             tables.store.write(places + tables.first_row[table.name] + first, records)
@@ -150,9 +167,12 @@ class Side:
     ) -> None:
         use_device_slots(rows == "gpu")
         config = DLRMConfig(
-            embedding_dim=width, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum",
+            embedding_dim=width,
+            bottom_mlp=(512, 256, 64),
+            top_mlp=(512, 256),
+            pooling="sum",
             history=HistoryConfig(pooling="transformer"),
-        )  # fmt: skip
+        )
         tiers = replace(tiers or TierConfig(), device="cuda" if GPU and rows == "gpu" else "cpu")
         self.model = build_model(config, schema, table_rows, seed=SEED, optimizer=OPTIMIZER, tiers=tiers)
         self.engine = self.model.embeddings.engine
@@ -162,23 +182,35 @@ class Side:
         self.model.place(open_device("cuda") if GPU and network == "gpu" else CPU)
         self.model.train()
         train = TrainConfig(precision=precision)
-        self.pipeline = build_pipeline(self.model, build_optimizer(train.dense, self.model.network), train, None)
-        self.exact = precision == "float32" and all(tier.codec.kind == "fp32" for tier in tiers.tables.values())
+        self.pipeline = build_pipeline(
+            self.model, build_optimizer(train.dense, self.model.network), train, None
+        )
+        self.exact = precision == "float32" and all(
+            tier.codec.kind == "fp32" for tier in tiers.tables.values()
+        )
         self.step = 0
         self._fill_caches(tiers.tables, size=32 if SMALL else 16_384)
 
     def _fill_caches(self, tiers: Mapping[str, TableTier], size: int) -> None:
         """Load a row into each slot of the caches, popular rows last, so that misses evict rows."""
-        spans = {name: (tiers[name].hot_rows, tiers[name].cache_rows) if name in tiers else (0, 1) for name in ROWS}
+        spans = {
+            name: (tiers[name].hot_rows, tiers[name].cache_rows) if name in tiers else (0, 1)
+            for name in ROWS
+        }
         for first in reversed(range(0, max(slots for _, slots in spans.values()) if tiers else 0, size)):
             ids = [
-                hot + (first + np.arange(size)) % min(slots, ROWS[name] - hot) for name, (hot, slots) in spans.items()
+                hot + (first + np.arange(size)) % min(slots, ROWS[name] - hot)
+                for name, (hot, slots) in spans.items()
             ]
             values = torch.from_numpy(np.concatenate(ids))
-            self.engine.stage(KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)).release()
+            self.engine.stage(
+                KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)
+            ).release()
 
     def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
-        """Train batches, staged `depth` ahead; return their losses and the end time of each step."""
+        """Train batches, staged `depth` ahead; return their losses and the end time of each
+        step.
+        """
         items = [(batch, self.pipeline.request(batch)) for batch in data]
         losses, ends = [], []
         with self.pipeline.stage_ahead(iter(items), depth=depth) as ahead:
@@ -208,19 +240,27 @@ class Entry(NamedTuple):
     timed: list[Batch]
 
 
-def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int | None = None, **more: Any) -> None:
-    """Time steps in alternation and write a cell, after checking that the first losses of all sides agree.
+def compare(
+    benchmark: str, case: str, entries: Mapping[str, Entry], depth: int | None = None, **more: Any
+) -> None:
+    """Time steps in alternation and write a cell, after checking that the first losses of all sides
+    agree.
 
     `depth` is by default that of training. The losses of the first entry are the reference.
     """
     if out_of_time(f"{benchmark} {case}"):
         return
-    depths = {name: entry.side.engine.lookahead if depth is None else depth for name, entry in entries.items()}
+    depths = {
+        name: entry.side.engine.lookahead if depth is None else depth for name, entry in entries.items()
+    }
     losses = {name: entry.side.train(entry.warm_up, depths[name])[0] for name, entry in entries.items()}
     reference, apart, right = next(iter(losses.values())), {}, True
     for name, series in losses.items():
         if series:
-            apart[name] = first, whole = (abs(series[0] / reference[0] - 1), abs(mean(series) / mean(reference) - 1))
+            apart[name] = first, whole = (
+                abs(series[0] / reference[0] - 1),
+                abs(mean(series) / mean(reference) - 1),
+            )
             right &= first <= (FIRST if entries[name].side.exact else ROUNDED) and whole <= MEAN
     if not right:
         write(cell="wrong", benchmark=benchmark, case=case, apart=apart, losses=losses)
@@ -257,7 +297,9 @@ def data_for(size: int, depth: int, seed: int, **hot: Any) -> tuple[list[Batch],
 
 
 def train() -> None:
-    """Compare the CPU, the network on the GPU (hybrid), and also rows on the GPU, in float32 and in bf16."""
+    """Compare the CPU, the network on the GPU (hybrid), and also rows on the GPU, in float32 and in
+    bf16.
+    """
     for width, size in ((16, 8),) if SMALL else ((16, 1024), (16, 16_384), (64, 4096)):
         sides = {
             "cpu": Side(width, "cpu", "cpu"),
@@ -266,24 +308,32 @@ def train() -> None:
             "hbm_bf16": Side(width, "gpu", precision="bf16"),
         }
         data = data_for(size, 1, size)
-        compare("gpu_train", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
+        compare(
+            "gpu_train", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()}
+        )
         close(sides)
 
 
 def graph() -> None:
-    """Compare steps as one CUDA graph with the same operations, queued one by one; rows are in GPU memory."""
+    """Compare steps as one CUDA graph with the same operations, queued one by one; rows are in GPU
+    memory.
+    """
     for width, size in ((16, 8),) if SMALL else ((16, 1024), (64, 4096)):
         sides = {"one_by_one": Side(width, "gpu"), "graph": Side(width, "gpu")}
         pipeline = sides["one_by_one"].pipeline
         assert isinstance(pipeline, DevicePipeline)
         pipeline._graph_step._captures = False
         data = data_for(size, 1, size)
-        compare("gpu_graph", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
+        compare(
+            "gpu_graph", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()}
+        )
         close(sides)
 
 
 def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float, HomeKind]]) -> None:
-    """Compare homes of a precision, with caches in GPU memory for a share of the rows, with all rows in GPU memory."""
+    """Compare homes of a precision, with caches in GPU memory for a share of the rows, with all
+    rows in GPU memory.
+    """
     size = 8 if SMALL else 16_384
     sides = {"hbm": Side(64, "gpu")}
     for name, (kind, share, home) in homes.items():
@@ -291,14 +341,16 @@ def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float, HomeKind
     for depth in (2, 0):
         warm_up, timed = data_for(size, depth, depth)
         # Compare losses only before rounding differences have grown.
-        entries = {name: Entry(side, warm_up if side.step == 0 else [], timed) for name, side in sides.items()}
+        entries = {
+            name: Entry(side, warm_up if side.step == 0 else [], timed) for name, side in sides.items()
+        }
         compare(benchmark, f"depth{depth}", entries, depth)
     close(sides)
 
 
 def precision_and_tiers() -> None:
-    """MPE: homes of three precisions with caches of 5 % and 1 %, and int8 homes in GPU memory. MTrainS: int8 homes with
-    caches of 1/8 and 1/37.
+    """MPE: homes of three precisions with caches of 5 % and 1 %, and int8 homes in GPU memory.
+    MTrainS: int8 homes with caches of 1/8 and 1/37.
     """
     precisions: dict[str, tuple[str, float, HomeKind]] = {
         "fp32": ("fp32", 0.05, "dram"),
@@ -348,7 +400,9 @@ def close(sides: Mapping[str, Side]) -> None:
 def sessions(
     size: int, count: int, rows: Mapping[str, int], length: int = 4 if SMALL else 20, samples: float = 16.5
 ) -> list[Batch]:
-    """Draw batches of sessions, whose samples share a user and a history; each sample has an item and contexts."""
+    """Draw batches of sessions, whose samples share a user and a history; each sample has an item
+    and contexts.
+    """
     drawn, distinct = [], max(int(size / samples), 1)
 
     def ids(draws: np.random.Generator, table: str, number: int) -> torch.Tensor:
@@ -360,14 +414,22 @@ def sessions(
         single = [ids(draws, table, size) for table in rows if table != "user"]
         alone = KeyedJagged(
             keys=tuple(table for table in rows if table != "user"),
-            values=torch.cat(single), offsets=None, batch_size=size,
-        )  # fmt: skip
-        user = KeyedJagged(keys=("user",), values=ids(draws, "user", distinct), offsets=None, batch_size=distinct)
+            values=torch.cat(single),
+            offsets=None,
+            batch_size=size,
+        )
+        user = KeyedJagged(
+            keys=("user",), values=ids(draws, "user", distinct), offsets=None, batch_size=distinct
+        )
         history = JaggedWindows(
-            key="history", values=ids(draws, "item", distinct * length), start=length * torch.arange(distinct),
+            key="history",
+            values=ids(draws, "item", distinct * length),
+            start=length * torch.arange(distinct),
             length=torch.full((distinct,), length),
-        )  # fmt: skip
-        groups = tuple(InverseJagged(unique=unique, inverse=inverse).compact() for unique in (user, history))
+        )
+        groups = tuple(
+            InverseJagged(unique=unique, inverse=inverse).compact() for unique in (user, history)
+        )
         drawn.append(Batch(sparse=alone, groups=groups, **dense_and_labels(draws, size)))
     return drawn
 
@@ -391,7 +453,9 @@ def dedup() -> None:
     for case, place in (("hbm", "gpu"), ("hybrid", "cpu")):
         sides = {name: Side(64, place, schema=schema, table_rows=rows) for name in ("plain", "dedup")}
         data = {"plain": plain, "dedup": drawn}
-        entries = {name: Entry(side, data[name][:WARM_UP], data[name][WARM_UP:]) for name, side in sides.items()}
+        entries = {
+            name: Entry(side, data[name][:WARM_UP], data[name][WARM_UP:]) for name, side in sides.items()
+        }
         compare("gpu_dedup", case, entries)
         close(sides)
 
@@ -399,4 +463,6 @@ def dedup() -> None:
 if __name__ == "__main__":
     give_everyone_good_memory()
     with torch_settings(seed=SEED):
-        {"train": train, "graph": graph, "cached": precision_and_tiers, "hot": hot, "dedup": dedup}[sys.argv[2]]()
+        {"train": train, "graph": graph, "cached": precision_and_tiers, "hot": hot, "dedup": dedup}[
+            sys.argv[2]
+        ]()

@@ -1,4 +1,6 @@
-"""The samples of one step: labels, dense features, and sparse features with or without deduplication."""
+"""The samples of one step: labels, dense features, and sparse features with or without
+deduplication.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ class Batch:
     dense : Tensor
         ``[B, F_dense]`` float32, after their transforms; F_dense may be 0.
     sparse : KeyedJagged
-        The sparse features that are in no group, in the order of the schema. If any feature of the schema has weights,
-        `sparse` has weights, which are 1 for values of other features.
+        The sparse features that are in no group, in the order of the schema. If any feature of the
+        schema has weights, `sparse` has weights, which are 1 for values of other features.
     groups : tuple of InverseJagged
         The deduplicated features, one group each.
     user : Tensor or None
-        ``[B]`` int64, a number for the user of each sample (or the session if there are no users), for grouped AUC.
+        ``[B]`` int64, a number for the user of each sample (or the session if there are no users),
+        for grouped AUC.
     weight : Tensor or None
         ``[B]`` float32, the weight of each sample; None if all weights are equal.
 
@@ -70,7 +73,8 @@ class Batch:
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
-        """Return the same samples without deduplication. `keys` is the order of features; by default as stored.
+        """Return the same samples without deduplication. `keys` is the order of features; by
+        default as stored.
 
         Examples
         --------
@@ -83,14 +87,19 @@ class Batch:
             return self
         parts = [group.expand() for group in self.groups]
         bags = {key: part[key] for part in (self.sparse, *parts) for key in part.keys}
-        bags = with_weights(bags, {key: bag.weights for key, bag in bags.items() if bag.weights is not None})
+        bags = with_weights(
+            bags, {key: bag.weights for key, bag in bags.items() if bag.weights is not None}
+        )
         return replace(
-            self, sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}, self.size), groups=()
+            self,
+            sparse=KeyedJagged.from_features({key: bags[key] for key in keys or bags}, self.size),
+            groups=(),
         )
 
     @classmethod
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
-        """Concatenate batches with the same features and groups; equal values of different parts are not merged.
+        """Concatenate batches with the same features and groups; equal values of different parts
+        are not merged.
 
         Examples
         --------

@@ -1,6 +1,8 @@
-"""Jagged ids: bags of one feature, bags of several features of the same samples, and deduplicated features (RecD).
+"""Jagged ids: bags of one feature, bags of several features of the same samples, and deduplicated
+features (RecD).
 
-Shapes: F features (keys), B samples in a batch, U distinct values among them, N ids in total, D embedding width.
+Shapes: F features (keys), B samples in a batch, U distinct values among them, N ids in total, D
+embedding width.
 """
 
 from __future__ import annotations
@@ -88,15 +90,15 @@ class KeyedJagged:
     values : Tensor
         ``[N]`` int32 or int64 ids.
     offsets : Tensor or None
-        ``[F * B + 1]`` int64; int32 is converted to int64. None means that every bag contains exactly one id
-        (N = F * B), so kernels skip the indirection; results are the same.
+        ``[F * B + 1]`` int64; int32 is converted to int64. None means that every bag contains
+        exactly one id (N = F * B), so kernels skip the indirection; results are the same.
     batch_size : int
         B.
     weights : Tensor or None
         ``[N]`` float32 per-sample weights.
     filled : tuple of int or None
-        Number of bags of each feature that may contain ids; later bags are empty, and their pooled rows are undefined
-        instead of zeros. None for all bags.
+        Number of bags of each feature that may contain ids; later bags are empty, and their pooled
+        rows are undefined instead of zeros. None for all bags.
 
     Examples
     --------
@@ -125,16 +127,24 @@ class KeyedJagged:
             raise ConfigError(f"feature names must be distinct, got {self.keys}")
         if self.offsets is None:
             if self.values.numel() != bags:
-                raise ConfigError(f"{self.values.numel()} ids without offsets, expected one for each of {bags} bags")
+                raise ConfigError(
+                    f"{self.values.numel()} ids without offsets, expected one for each of {bags} bags"
+                )
         elif self.offsets.numel() != bags + 1:
-            raise ConfigError(f"offsets has {self.offsets.numel()} elements, expected F * B + 1 = {bags + 1}")
+            raise ConfigError(
+                f"offsets has {self.offsets.numel()} elements, expected F * B + 1 = {bags + 1}"
+            )
         else:
             object.__setattr__(self, "offsets", as_int64(self.offsets))
         if self.filled is not None and len(self.filled) != len(self.keys):
-            raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one per feature")
+            raise ConfigError(
+                f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one per feature"
+            )
 
     @classmethod
-    def from_features(cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None) -> KeyedJagged:
+    def from_features(
+        cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None
+    ) -> KeyedJagged:
         """Join features of the same samples.
 
         Parameters
@@ -162,9 +172,13 @@ class KeyedJagged:
         if len(sizes) != 1:
             raise ConfigError(f"features have different batch sizes: {sorted(sizes)}")
         if len({part.weights is None for part in parts}) != 1:
-            raise ConfigError("only some features have weights; give weights for every feature, or for none")
+            raise ConfigError(
+                "only some features have weights; give weights for every feature, or for none"
+            )
         offsets = offsets_of(torch.cat([part.lengths() for part in parts]))
-        weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
+        weights = [
+            part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None
+        ]
         return cls(
             keys=tuple(features),
             # The values of a feature may be a view that extends beyond its bags.
@@ -190,7 +204,8 @@ class KeyedJagged:
 
         Examples
         --------
-        >>> KeyedJagged(keys=("user",), values=torch.tensor([7, 3]), offsets=None, batch_size=2).bag_offsets()
+        >>> users = torch.tensor([7, 3])
+        >>> KeyedJagged(keys=("user",), values=users, offsets=None, batch_size=2).bag_offsets()
         tensor([0, 1, 2])
         """
         if self.offsets is not None:
@@ -231,7 +246,9 @@ class KeyedJagged:
             values=torch.cat([self.values[begin:end] for begin, end in ends]),
             offsets=offsets_of(torch.cat(lengths)),
             batch_size=size,
-            weights=None if self.weights is None else torch.cat([self.weights[begin:end] for begin, end in ends]),
+            weights=None
+            if self.weights is None
+            else torch.cat([self.weights[begin:end] for begin, end in ends]),
         )
 
     def _place(self, key: str) -> int:
@@ -258,7 +275,7 @@ class KeyedJagged:
         weights = None if self.weights is None else self.weights[places]
         return KeyedJagged(
             keys=self.keys, values=self.values[places], offsets=ends, batch_size=size, weights=weights
-        )  # fmt: skip
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
@@ -270,28 +287,39 @@ class KeyedJagged:
         [[1, 5], [], [2], [1, 5], [], [2]]
         """
         if not parts or any(part.keys != parts[0].keys for part in parts):
-            raise ConfigError(f"concatenate needs parts with the same features, got {[part.keys for part in parts]}")
+            raise ConfigError(
+                f"concatenate needs parts with the same features, got {[part.keys for part in parts]}"
+            )
         if len({part.weights is None for part in parts}) != 1:
             raise ConfigError("only some parts have weights; give weights for every part, or for none")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
         if not keys or all(part.offsets is None and part.weights is None for part in parts):
-            # The batch size is passed explicitly, because it cannot be inferred without keys or samples.
-            values = torch.cat([part.values.view(len(keys), part.batch_size) for part in parts], 1).reshape(-1)
+            # The batch size is passed explicitly, because it cannot be inferred without keys or
+            # samples.
+            values = torch.cat([part.values.view(len(keys), part.batch_size) for part in parts], 1).reshape(
+                -1
+            )
             return cls(keys=keys, values=values, offsets=None, batch_size=size)
         bags = [[part[key] for part in parts] for key in keys]
         joined = {
             key: JaggedTensor(
                 values=torch.cat([bag.values for bag in features]),
                 offsets=offsets_of(torch.cat([bag.lengths() for bag in features])),
-                weights=None if parts[0].weights is None else torch.cat([_weights(bag) for bag in features]),
+                weights=None
+                if parts[0].weights is None
+                else torch.cat([_weights(bag) for bag in features]),
             )
             for key, features in zip(keys, bags, strict=True)
         }
         return cls.from_features(joined)
 
 
-def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]) -> dict[str, JaggedTensor]:
-    """Return features with their `weights`, ``[N]`` float32. If there are any, other features get weights of 1."""
+def with_weights(
+    features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]
+) -> dict[str, JaggedTensor]:
+    """Return features with their `weights`, ``[N]`` float32. If there are any, other features get
+    weights of 1.
+    """
     if not weights:
         return dict(features)
     return {
@@ -306,12 +334,15 @@ def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | Non
 
 
 def as_int64(places: Tensor) -> Tensor:
-    """Convert int32 offsets or starts `places` to int64, as kernels require; other types are returned unchanged."""
+    """Convert int32 offsets or starts `places` to int64, as kernels require; other types are
+    returned unchanged.
+    """
     return places.long() if places.dtype == torch.int32 else places
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices in all slices ``start[i]:start[i] + lengths[i]``, and the offsets of the slices.
+    """Return the indices in all slices ``start[i]:start[i] + lengths[i]``, and the offsets of the
+    slices.
 
     Parameters
     ----------
@@ -340,8 +371,9 @@ def _weights(bag: JaggedTensor) -> Tensor:
     return bag.weights
 
 
-# Minimum average length of segments. A segment is adjacent samples with the same values in each group. Groups whose
-# values change so often that segments would be shorter are not considered; their values are looked up sample by sample.
+# Minimum average length of segments. A segment is adjacent samples with the same values in each
+# group. Groups whose values change so often that segments would be shorter are not considered;
+# their values are looked up sample by sample.
 LEAST_SEGMENT = 2
 
 
@@ -349,7 +381,8 @@ LEAST_SEGMENT = 2
 class JaggedWindows:
     """U bags of one feature that may overlap: bag u is ``values[start[u]:start[u] + length[u]]``.
 
-    Histories of one user are windows into the user's events, so they share values instead of repeating them.
+    Histories of one user are windows into the user's events, so they share values instead of
+    repeating them.
 
     Parameters
     ----------
@@ -369,7 +402,8 @@ class JaggedWindows:
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
             raise ConfigError(
-                f"windows have {self.start.numel()} starts and {self.length.numel()} lengths, expected equal numbers"
+                f"windows have {self.start.numel()} starts and {self.length.numel()} "
+                "lengths, expected equal numbers"
             )
         for name in ("start", "length"):
             object.__setattr__(self, name, as_int64(getattr(self, name)))
@@ -390,7 +424,9 @@ class JaggedWindows:
 
     def to(self, device: torch.device | str) -> JaggedWindows:
         """Return the same windows on `device`."""
-        return replace(self, values=self.values.to(device), start=self.start.to(device), length=self.length.to(device))
+        return replace(
+            self, values=self.values.to(device), start=self.start.to(device), length=self.length.to(device)
+        )
 
     def take(self, rows: Tensor) -> JaggedWindows:
         """Return the windows `rows`; they share the values of this object."""
@@ -401,7 +437,7 @@ class JaggedWindows:
         places, offsets = slice_places(self.start, self.length)
         return KeyedJagged(
             keys=self.keys, values=self.values[places], offsets=offsets, batch_size=self.batch_size
-        )  # fmt: skip
+        )
 
     @classmethod
     def concatenate(cls, parts: Sequence[JaggedWindows]) -> JaggedWindows:
@@ -419,7 +455,8 @@ class JaggedWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class InverseJagged:
-    """A group of features of B samples, which have U distinct values (RecD's inverse jagged tensor).
+    """A group of features of B samples, which have U distinct values (RecD's inverse jagged
+    tensor).
 
     Sample b has the bags ``inverse[b]`` of `unique`, for every feature of the group at once::
 
@@ -430,8 +467,8 @@ class InverseJagged:
     Parameters
     ----------
     unique : KeyedJagged or JaggedWindows
-        The distinct values; ``batch_size`` is U. With windows, this is RecD's *partial* inverse: each distinct value is
-        a (start, length) in shared values.
+        The distinct values; ``batch_size`` is U. With windows, this is RecD's *partial* inverse:
+        each distinct value is a (start, length) in shared values.
     inverse : Tensor
         ``[B]`` int32 or int64 in [0, U).
 
@@ -451,13 +488,14 @@ class InverseJagged:
     def __post_init__(self) -> None:
         if self.inverse.dim() != 1 or self.inverse.dtype not in (torch.int32, torch.int64):
             raise ConfigError(
-                f"inverse is {self.inverse.dtype} of shape {tuple(self.inverse.shape)}, expected [B] int32 or int64"
+                f"inverse is {self.inverse.dtype} of shape {tuple(self.inverse.shape)}, "
+                "expected [B] int32 or int64"
             )
         invalid = outside(self.inverse, self.unique.batch_size)
         if invalid >= 0:
             raise ConfigError(
-                f"inverse of {', '.join(self.keys)} points sample {invalid} at {int(self.inverse[invalid])}, "
-                f"expected 0 to {self.unique.batch_size - 1}"
+                f"inverse of {', '.join(self.keys)} points sample {invalid} at "
+                f"{int(self.inverse[invalid])}, expected 0 to {self.unique.batch_size - 1}"
             )
 
     @property
@@ -507,15 +545,19 @@ class InverseJagged:
         return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
 
     def compact(self) -> InverseJagged:
-        """Remove distinct values that no sample uses, and number the others in the order of first appearance.
+        """Remove distinct values that no sample uses, and number the others in the order of first
+        appearance.
 
         Examples
         --------
-        >>> InverseJagged(unique=unique, inverse=torch.tensor([1, 1])).compact().bags()["os"].to_list()
+        >>> compact = InverseJagged(unique=unique, inverse=torch.tensor([1, 1])).compact()
+        >>> compact.bags()["os"].to_list()
         [[7]]
         """
         inverse, first = _by_first_appearance(self.inverse.long())
-        return InverseJagged(unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype))
+        return InverseJagged(
+            unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype)
+        )
 
     def slice(self, first: int, last: int) -> InverseJagged:
         """Return samples ``first:last`` and the distinct values that they use.
@@ -539,7 +581,9 @@ class InverseJagged:
         windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
         keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
         if windows and keyed:
-            raise ConfigError("concatenate needs parts of one kind, got windows and bags; convert windows with bags()")
+            raise ConfigError(
+                "concatenate needs parts of one kind, got windows and bags; convert windows with bags()"
+            )
         sizes = [part.unique.batch_size for part in parts]
         shift = offsets_of(torch.tensor(sizes, dtype=torch.int64)).tolist()
         return cls(
@@ -549,7 +593,9 @@ class InverseJagged:
 
 
 def _by_first_appearance(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber codes in the order of first appearance; also return the first position of each new number."""
+    """Renumber codes in the order of first appearance; also return the first position of each new
+    number.
+    """
     _, ranks = torch.unique(codes, return_inverse=True)
     count = int(ranks.max()) + 1 if ranks.numel() else 0
     first = torch.full((count,), codes.numel(), dtype=torch.int64, device=codes.device)

@@ -42,7 +42,9 @@ class Subcommand(NamedTuple):
     """Adds the command's options to its parser."""
     run: Callable[[argparse.Namespace], None]
     multi_process: bool = False
-    """Whether torchrun may start the command in several processes. Other commands would do all work in each process."""
+    """Whether torchrun may start the command in several processes. Other commands would do all work
+    in each process.
+    """
     resumable: bool = False
     """Whether the same command resumes after an interruption."""
 
@@ -73,11 +75,15 @@ def whole_number(what: str, most: int) -> Callable[[str], int]:
 def add_recipe(command: argparse.ArgumentParser) -> None:
     """Add the positional arguments for a recipe and for overrides of its fields."""
     command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
-    command.add_argument("overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="override a recipe field")
+    command.add_argument(
+        "overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="override a recipe field"
+    )
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the positional argument for the run that `continue`, `forget`, `rebase` and `revert` change."""
+    """Add the positional argument for the run that `continue`, `forget`, `rebase` and `revert`
+    change.
+    """
     command.add_argument("run", help=RUN_HELP)
 
 
@@ -87,8 +93,8 @@ def add_periods(command: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="new logs in order of time, each of which becomes one period; and fields of the recipe that change from "
-        "now on, such as train.embedding.rows=batch or data.on_bad_row=skip",
+        help="new logs in order of time, each of which becomes one period; and fields of the recipe that "
+        "change from now on, such as train.embedding.rows=batch or data.on_bad_row=skip",
     )
 
 
@@ -103,7 +109,8 @@ def logs_of_periods(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         if not _PERIOD_FIELD.match(word):
             raise ConfigError(
                 f"{word} cannot change between periods; train a new run for it. These may change: memory, "
-                "train.batch_size, train.threads, train.embedding.rows, learning rates, and how a log is read"
+                "train.batch_size, train.threads, train.embedding.rows, learning "
+                "rates, and how a log is read"
             )
     files = [word for word in args.files if word not in fields]
     if not files:
@@ -112,24 +119,30 @@ def logs_of_periods(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def add_data(command: argparse.ArgumentParser) -> None:
-    """Add the arguments for a run and for the data to which it is applied; `data_or_logs` interprets the data."""
-    command.add_argument("run", help=f"{RUN_HELP}; tables larger than memory are read from a temporary copy in TMPDIR")
+    """Add the arguments for a run and for the data to which it is applied; `data_or_logs`
+    interprets the data.
+    """
+    command.add_argument(
+        "run", help=f"{RUN_HELP}; tables larger than memory are read from a temporary copy in TMPDIR"
+    )
     command.add_argument(
         "data",
         nargs="*",
         help="raw logs (- reads one from standard input), and fields for reading them, such as "
-        "data.source.encoding=latin-1; or a prepared data set with the same vocabularies (default: the data set of "
-        "the run)",
+        "data.source.encoding=latin-1; or a prepared data set with the same vocabularies (default: the "
+        "data set of the run)",
     )
-    add_repeated(command, "--history", "FILE", "earlier log with labels, from which user histories are built")
+    add_repeated(
+        command, "--history", "FILE", "earlier log with labels, from which user histories are built"
+    )
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the option ``--device``, the device of a run's network."""
     command.add_argument(
         "--device",
-        help="device of the network, and of rows that were trained in GPU memory, such as cuda or cpu (default: "
-        "train.device of the run)",
+        help="device of the network, and of rows that were trained in GPU memory, such as cuda or cpu "
+        "(default: train.device of the run)",
     )
 
 
@@ -146,7 +159,9 @@ def add_repeated(command: argparse.ArgumentParser, option: str, metavar: str, te
 
 
 def progress_of(args: argparse.Namespace) -> Progress:
-    """Return the progress display that the options choose. The default is a bar on a terminal, and lines elsewhere."""
+    """Return the progress display that the options choose. The default is a bar on a terminal, and
+    lines elsewhere.
+    """
     from stratarec.progress import SilentProgress
     from stratarec.reporting.progress import JsonProgress, LineProgress, TerminalProgress
 
@@ -160,8 +175,8 @@ def progress_of(args: argparse.Namespace) -> Progress:
 def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
     """Return the prepared data set, or the raw logs, that the arguments name.
 
-    Fields of the recipe for reading logs, such as ``data.on_bad_row=skip``, move from `args.data` to `args.fields`. If
-    a log is ``-``, standard input is read.
+    Fields of the recipe for reading logs, such as ``data.on_bad_row=skip``, move from `args.data`
+    to `args.fields`. If a log is ``-``, standard input is read.
 
     Parameters
     ----------
@@ -183,7 +198,9 @@ def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | 
         raise ConfigError("--split applies to prepared data sets; raw logs have no splits. Leave it out")
     for name, values in {**options, "history": args.history}.items():
         if values and not logs:
-            raise ConfigError(f"--{name} applies to raw logs; a prepared data set has no raw columns. Name log files")
+            raise ConfigError(
+                f"--{name} applies to raw logs; a prepared data set has no raw columns. Name log files"
+            )
     return (None if logs or not args.data else args.data[0]), logs
 
 
@@ -206,7 +223,9 @@ def output_of(args: argparse.Namespace, name: str) -> Path:
 def require_one_process(ranks: int) -> None:
     """Refuse several processes for raw logs, which are read in order."""
     if ranks > 1:
-        raise ConfigError(f"raw logs are scored by one process; this command has {ranks}: start it without torchrun")
+        raise ConfigError(
+            f"raw logs are scored by one process; this command has {ranks}: start it without torchrun"
+        )
 
 
 def print_lines(*lines: str) -> None:

@@ -14,7 +14,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 @subcommand(
     name="check",
-    text="Read a whole data set, run, export, delta, plan or study, and verify hashes, checksums, types and ranges.",
+    text="Read a whole data set, run, export, delta, plan or study, and verify hashes, "
+    "checksums, types and ranges.",
     example="stratarec check runs/demo",
     options=_options,
 )

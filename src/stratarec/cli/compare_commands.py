@@ -1,4 +1,6 @@
-"""`stratarec compare` and `stratarec baseline`: compare runs with each other, and with simpler methods."""
+"""`stratarec compare` and `stratarec baseline`: compare runs with each other, and with simpler
+methods.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def _compare_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", nargs="+", metavar="run", help="directories of runs, as written by `train`")
+    command.add_argument(
+        "runs", nargs="+", metavar="run", help="directories of runs, as written by `train`"
+    )
     add_json(command)
 
 
@@ -47,8 +51,10 @@ def compare(args: argparse.Namespace) -> None:
 
 @subcommand(
     name="baseline",
-    text="Fit logistic regression and LightGBM on the prepared splits of a recipe, as a baseline for models (needs "
-    "stratarec[baseline]). Reports of runs on this data set show the comparison. Data larger than 2 GiB is subsampled.",
+    text="Fit logistic regression and LightGBM on the prepared splits of a recipe, as a baseline for "
+    "models (needs "
+    "stratarec[baseline]). Reports of runs on this data set show the comparison. Data larger "
+    "than 2 GiB is subsampled.",
     example="stratarec baseline clicks.yaml",
     options=add_recipe,
 )
@@ -78,7 +84,9 @@ def baseline(args: argparse.Namespace) -> None:
 
 
 def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) -> ScoredSamples | None:
-    """Return a split with the scores of the recipe's run; None if there is no finished run on the same data."""
+    """Return a split with the scores of the recipe's run; None if there is no finished run on the
+    same data.
+    """
     from stratarec.training import checkpoint
     from stratarec.training.evaluate import score_split
     from stratarec.training.run import periods
@@ -93,5 +101,9 @@ def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) ->
         return None
     with open_run(recipe.run, dataset.path, tested=True) as trained:
         return score_split(
-            trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
+            trained.model,
+            trained.dataset,
+            split,
+            precision=trained.recipe.train.precision,
+            progress=progress,
         )

@@ -1,4 +1,6 @@
-"""`stratarec continue`, `forget`, `rebase` and `revert`: add periods to a finished run, or remove the last one."""
+"""`stratarec continue`, `forget`, `rebase` and `revert`: add periods to a finished run, or remove
+the last one.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,27 @@ def _continue_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--publish",
         metavar="DIR",
-        help="after each period, write its changes to DIR (a directory, or the URL of one in an object store) as a "
-        "delta for Scorer.update; write a full export the first time, and when more than a quarter of the rows differ",
+        help="after each period, write its changes to DIR (a directory, or the URL of one in an object "
+        "store) as a "
+        "delta for Scorer.update; write a full export the first time, and when more than a "
+        "quarter of the rows differ",
     )
     command.add_argument(
         "--alert",
         action="store_true",
-        help="exit with code 3 if the AUC of the last period is significantly below the mean of the seven periods "
-        "before it, or if the mean of a dense feature has moved by half a standard deviation",
+        help="exit with code 3 if the AUC of the last period is significantly below the mean of the seven "
+        "periods before it, or if the mean of a dense feature has moved by half a standard deviation",
     )
 
 
 @subcommand(
     name="continue",
-    text="Continue a finished run with new log files. Each file is one period: it is scored, its values are counted "
-    "and admitted, and the model trains on it once. A period is committed as a whole or not at all. Afterwards "
-    "predict, evaluate and export use the model of the last period. A file that is already part of the run is skipped.",
+    text="Continue a finished run with new log files. Each file is one period: it is scored, its values "
+    "are counted "
+    "and admitted, and the model trains on it once. A period is committed as a whole or not at all. "
+    "Afterwards "
+    "predict, evaluate and export use the model of the last period. A file that is already "
+    "part of the run is skipped.",
     example="stratarec continue runs/demo monday.parquet tuesday.parquet",
     options=_continue_options,
     resumable=True,
@@ -94,7 +101,8 @@ def _continue_and_publish(args: argparse.Namespace, target: PublishTarget | None
             print_lines(*([] if args.json else [f"export {published}"]))
         if args.output:
             _write_report(Path(args.output), args.run, run, messages)
-    if target is not None and not published:  # an earlier command may have stopped between a period and its delta
+    # an earlier command may have stopped between a period and its delta
+    if target is not None and not published:
         published = target.publish(run)
         print_lines(*([] if args.json else [f"export {published}"]))
     if args.alert and messages:
@@ -110,7 +118,9 @@ def _write_report(output: Path, name: str, run: Path, messages: list[str]) -> No
 
 
 def _json_line(period: Period, messages: list[str], is_new: bool) -> str:
-    """Return all fields of a period except its calibration maps and the bins of its reliability diagrams."""
+    """Return all fields of a period except its calibration maps and the bins of its reliability
+    diagrams.
+    """
     content = period.to_dict()
     del content["calibration"], content["format"]
     content["scores"] = {name: _without_bins(scores) for name, scores in content["scores"].items()}
@@ -120,7 +130,9 @@ def _json_line(period: Period, messages: list[str], is_new: bool) -> str:
 def _without_bins(scores: dict[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in scores.items() if name != "reliability"}
     labels = plain.get("labels")
-    return plain | ({"labels": {name: _without_bins(label) for name, label in labels.items()}} if labels else {})
+    return plain | (
+        {"labels": {name: _without_bins(label) for name, label in labels.items()}} if labels else {}
+    )
 
 
 def _summary(run: str, period: Period, messages: list[str]) -> list[str]:
@@ -129,8 +141,8 @@ def _summary(run: str, period: Period, messages: list[str]) -> list[str]:
     scores = period.to_dict()["scores"]
     total = scores["all"]
     lines = [
-        f"period {period.number}: {period.file}, {total['samples']:,} samples, scored before training on them: "
-        f"AUC {show(total['auc'], 5)}, log loss {show(total['log_loss'], 5)}, normalized entropy "
+        f"period {period.number}: {period.file}, {total['samples']:,} samples, scored before training on "
+        f"them: AUC {show(total['auc'], 5)}, log loss {show(total['log_loss'], 5)}, normalized entropy "
         f"{show(total['normalized_entropy'], 5)}, calibration {show(total['calibration'], 3)}"
     ]
     for kind in (name for name in scores if name != "all"):
@@ -139,8 +151,8 @@ def _summary(run: str, period: Period, messages: list[str]) -> list[str]:
     for name, counts in period.lookups.items():
         lookups = max(counts.known + counts.tail + counts.new, 1)
         lines.append(
-            f"  {name}: {counts.tail / lookups:.1%} of lookups hit rare values, {counts.new / lookups:.1%} new values; "
-            f"{counts.admitted:,} values got a row, {counts.rows:,} rows in total"
+            f"  {name}: {counts.tail / lookups:.1%} of lookups hit rare values, {counts.new / lookups:.1%} "
+            f"new values; {counts.admitted:,} values got a row, {counts.rows:,} rows in total"
             + (f", {counts.evicted:,} values lost their row" if counts.evicted else "")
         )
     lines += [f"  {message}" for message in messages]
@@ -156,15 +168,17 @@ def _forget_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "file",
         metavar="FILE",
-        help="CSV or Parquet with the values to forget; each column has the name of a vocabulary, of a feature, or of "
-        "the user column",
+        help="CSV or Parquet with the values to forget; each column has the name of a vocabulary, of a "
+        "feature, or of the user column",
     )
 
 
 @subcommand(
     name="forget",
-    text="Remove values, such as a user who asked for it, from a finished run: from vocabularies, counts, histories "
-    "and rows, all or nothing. A served model forgets them with the next delta (`stratarec export --since`).",
+    text="Remove values, such as a user who asked for it, from a finished run: from vocabularies, counts, "
+    "histories "
+    "and rows, all or nothing. A served model forgets them with the next delta "
+    "(`stratarec export --since`).",
     example="stratarec forget runs/demo users.csv",
     options=_forget_options,
 )
@@ -180,26 +194,34 @@ def forget(args: argparse.Namespace) -> None:
     for name, count in result.known.items():
         unknown = result.unknown[name]
         more = f" and {len(unknown) - _SHOWN_VALUES:,} more" if len(unknown) > _SHOWN_VALUES else ""
-        shown = f"; unknown: {', '.join(map(str, unknown.head(_SHOWN_VALUES)))}{more}" if len(unknown) else ""
+        shown = (
+            f"; unknown: {', '.join(map(str, unknown.head(_SHOWN_VALUES)))}{more}" if len(unknown) else ""
+        )
         print_lines(f"{name}: forgot {count:,} of {count + len(unknown):,} values{shown}")
-    earlier = [data, *(path for path in (Path(args.run) / "checkpoints", Path(args.run) / "refit") if path.exists())]
+    earlier = [
+        data,
+        *(path for path in (Path(args.run) / "checkpoints", Path(args.run) / "refit") if path.exists()),
+    ]
     print_lines(
         *(
-            f"warning: another process reads {path}, which still contains the values; the next command removes it"
+            f"warning: another process reads {path}, which still contains the values; "
+            "the next command removes it"
             for path in result.remaining
         ),
-        f"note   {', '.join(map(str, earlier))}, logs and exports still contain the values: remove them; for an export "
-        "that is in use, write the next one with --since",
+        f"note   {', '.join(map(str, earlier))}, logs and exports still contain the values: remove them; "
+        "for an export that is in use, write the next one with --since",
         _model_line(args.run, result.period),
     )
 
 
 @subcommand(
     name="rebase",
-    text="Renumber the rows of a run by recent counts, and drop the rows of evicted and forgotten values. Every call "
-    "adds a period, also when nothing changes. Scores stay identical to the bit, which is verified before the commit; "
-    "only rows that a cache holds as floats above an encoded table (memory.precision) are rounded, and the command "
-    "prints their number.",
+    text="Renumber the rows of a run by recent counts, and drop the rows of evicted and forgotten values. "
+    "Every call "
+    "adds a period, also when nothing changes. Scores stay identical to the bit, which is verified before "
+    "the commit; "
+    "only rows that a cache holds as floats above an encoded table (memory.precision) are rounded, and the "
+    "command prints their number.",
     example="stratarec rebase runs/demo",
     options=add_run,
 )
@@ -221,9 +243,10 @@ def rebase(args: argparse.Namespace) -> None:
 
 @subcommand(
     name="revert",
-    text="Remove the last period of a run, for example one with a wrong log. Afterwards predict, evaluate and export "
-    "use the model of the period before. Only one period can be removed, because the data of earlier periods is "
-    "deleted; a period of `forget` cannot be removed.",
+    text="Remove the last period of a run, for example one with a wrong log. Afterwards predict, evaluate "
+    "and export "
+    "use the model of the period before. Only one period can be removed, because the data of earlier "
+    "periods is deleted; a period of `forget` cannot be removed.",
     example="stratarec revert runs/demo",
     options=add_run,
 )
@@ -235,4 +258,7 @@ def revert(args: argparse.Namespace) -> None:
     period = run(named_directory(args.run))
     name = f" ({period.file})" if period.file else ""
     model = f"the one of period {period.number - 1}" if period.number > 1 else "the one that `train` wrote"
-    print_lines(f"removed period {period.number}{name}; the model is again {model}. Exports and deltas are unchanged")
+    print_lines(
+        f"removed period {period.number}{name}; the model is again {model}. Exports "
+        "and deltas are unchanged"
+    )

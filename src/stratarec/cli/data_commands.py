@@ -6,7 +6,15 @@ import argparse
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import SPLITS, add_json, add_recipe, print_json, print_lines, progress_of, subcommand
+from stratarec.cli.arguments import (
+    SPLITS,
+    add_json,
+    add_recipe,
+    print_json,
+    print_lines,
+    progress_of,
+    subcommand,
+)
 from stratarec.io.names import visible
 
 if TYPE_CHECKING:
@@ -17,20 +25,22 @@ def _prepare_options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add_json(command)
     command.add_argument(
-        "--overwrite", action="store_true", help="replace a data set that was prepared from other logs or settings"
+        "--overwrite",
+        action="store_true",
+        help="replace a data set that was prepared from other logs or settings",
     )
     command.add_argument(
         "--ray",
         metavar="CLUSTER",
-        help="run on a Ray cluster whose machines share the paths of logs and data set: auto for this machine's "
-        "cluster, or HOST:PORT (needs stratarec[ray])",
+        help="run on a Ray cluster whose machines share the paths of logs and data set: auto for this "
+        "machine's cluster, or HOST:PORT (needs stratarec[ray])",
     )
 
 
 @subcommand(
     name="prepare",
-    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped. Values in names of "
-    "folders (day=2024-01-31/) are not read as columns.",
+    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped. Values in "
+    "names of folders (day=2024-01-31/) are not read as columns.",
     example="stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
     options=_prepare_options,
     resumable=True,
@@ -43,7 +53,11 @@ def prepare(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     with _executor(args.ray) as executor:
         dataset = run(
-            recipe.data, name=recipe.name, overwrite=args.overwrite, progress=progress_of(args), executor=executor
+            recipe.data,
+            name=recipe.name,
+            overwrite=args.overwrite,
+            progress=progress_of(args),
+            executor=executor,
         )
     if args.json:
         print_json(
@@ -71,7 +85,9 @@ def prepare(args: argparse.Namespace) -> None:
     print_lines(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
     print_lines(*dataset.suspicions)
     if dataset.about.leaks:
-        print_lines("  a column that is only known after the label cannot help: remove it from data.source.schema")
+        print_lines(
+            "  a column that is only known after the label cannot help: remove it from data.source.schema"
+        )
     if dataset.about.bad_rows:
         print_lines(f"skipped {dataset.about.bad_rows:,} bad rows")
     print_lines(f"prepared {dataset.path}")
@@ -87,9 +103,13 @@ def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
 
 def _profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("dataset", help="prepared data set")
-    command.add_argument("--split", choices=SPLITS, default="train", help="split to measure (default: train)")
+    command.add_argument(
+        "--split", choices=SPLITS, default="train", help="split to measure (default: train)"
+    )
     command.add_argument("--batch-size", type=int, default=4096, help="samples per batch (default: 4096)")
-    command.add_argument("--batches", type=int, default=20, help="number of batches to measure (default: 20)")
+    command.add_argument(
+        "--batches", type=int, default=20, help="number of batches to measure (default: 20)"
+    )
 
 
 @subcommand(
@@ -107,9 +127,12 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
-    # Batches are only counted. With several torch threads, waiting for each other would take longer than the work.
+    # Batches are only counted. With several torch threads, waiting for each other would take longer
+    # than the work.
     with dataset.locked(), torch_settings(threads=1):
-        duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+        duplication = measure_duplication(
+            dataset, args.split, batch_size=args.batch_size, batches=args.batches
+        )
         points = budgets(dataset)
     print_profile(duplication)
     print_hot(points, warn_inherited_ids(dataset))

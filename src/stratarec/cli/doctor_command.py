@@ -1,4 +1,6 @@
-"""`stratarec doctor`: find what slows or stops runs on this machine; verify its GPU against the CPU."""
+"""`stratarec doctor`: find what slows or stops runs on this machine; verify its GPU against the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,20 @@ if TYPE_CHECKING:
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--gpu", nargs="?", const="", metavar="DEVICE",
-        help="compare a GPU with the CPU for some minutes; required once before train.device can name the GPU "
-        "(default: torch's accelerator)",
-    )  # fmt: skip
+        "--gpu",
+        nargs="?",
+        const="",
+        metavar="DEVICE",
+        help="compare a GPU with the CPU for some minutes; required once before train.device can name the "
+        "GPU (default: torch's accelerator)",
+    )
     command.add_argument("--disk", metavar="FOLDER", help="measure the disk of FOLDER (default: TMPDIR)")
 
 
 @subcommand(
     name="doctor",
-    text="Find what slows or stops runs on this machine, and print what to change; verify a GPU against the CPU.",
+    text="Find what slows or stops runs on this machine, and print what to change; "
+    "verify a GPU against the CPU.",
     example="stratarec doctor --disk /mnt/nvme",
     options=_options,
 )
@@ -36,7 +42,9 @@ def doctor(args: argparse.Namespace) -> None:
     folder = Path(args.disk or tempfile.gettempdir())
     if not folder.is_dir():
         raise ConfigError(f"--disk must be a folder; got {folder}")
-    findings = list(map(_print_finding, examine(Path("/"), folder))) if args.gpu is None else _verify(args.gpu)
+    findings = (
+        list(map(_print_finding, examine(Path("/"), folder))) if args.gpu is None else _verify(args.gpu)
+    )
     failed = sum(bool(finding.change) and finding.must for finding in findings)
     if failed:
         raise ConfigError(f"{failed} of {len(findings)} findings must be fixed first; see the lines above")

@@ -15,7 +15,8 @@ from stratarec.errors import ConfigError
 from stratarec.io.hidden_packages import hidden_packages
 from stratarec.io.names import shell_word, visible
 
-# Minimum width in characters for wrapped text next to the names of columns, and maximum width for names.
+# Minimum width in characters for wrapped text next to the names of columns, and maximum width for
+# names.
 _MIN_WIDTH, _MAX_WIDTH = 20, 60
 
 
@@ -25,8 +26,8 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--label",
         default="",
         metavar="COLUMN",
-        help="label column: 0 and 1, two words such as yes and no, or numbers to compare with a threshold; COLUMN=WORD "
-        "makes WORD the positive value",
+        help="label column: 0 and 1, two words such as yes and no, or numbers to compare with a threshold; "
+        "COLUMN=WORD makes WORD the positive value",
     )
     command.add_argument("--recipe", metavar="NAME", help=f"copy a recipe: {', '.join(shipped_names())}")
     command.add_argument("-o", "--output", help="YAML file (default: name of the log, in this directory)")
@@ -34,8 +35,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 @subcommand(
     name="init",
-    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet, Arrow) and guess the role of each column, "
-    "or copy a recipe that comes with StrataRec.",
+    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet, Arrow) and guess the role of "
+    "each column, or copy a recipe that comes with StrataRec.",
     example="stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
     options=_options,
 )
@@ -53,14 +54,18 @@ def init(args: argparse.Namespace) -> None:
             path, sample, guesses = draft(tuple(args.log), output, args.label, print_lines)
         rows = [(column.name, str(column.role), column.reason) for column in guesses.columns]
         events = {column.name for column in guesses.of("time")}
-        rows += [(date.column.name, "date", date.reason) for date in guesses.dates if date.column.name in events]
+        rows += [
+            (date.column.name, "date", date.reason) for date in guesses.dates if date.column.name in events
+        ]
         if (history := guesses.history) is not None:
             rows.append((history.name, "history" if history.drafted else "ignored", history.reason))
         width = min(max(len(visible(name)) for name, _, _ in rows), _MAX_WIDTH)
         for name, role, reason in rows:
             _print_column(f"{visible(name):{width}}  {role:8}  ", visible(reason))
         if encoding := sample.options.get("encoding"):
-            print_lines(f"the log is not UTF-8 and was read as {encoding}: check that names and values look right")
+            print_lines(
+                f"the log is not UTF-8 and was read as {encoding}: check that names and values look right"
+            )
         if guesses.bad_rows:
             print_lines(f"{guesses.bad_rows}: `prepare` skips them (data.on_bad_row)")
         if not sample.is_complete:
@@ -82,7 +87,8 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def copy_shipped(name: str, output: Path | None) -> Path:
-    """Copy the recipe `name` to `output`, by default a file of its name in this directory; return the file.
+    """Copy the recipe `name` to `output`, by default a file of its name in this directory; return
+    the file.
 
     Raises
     ------

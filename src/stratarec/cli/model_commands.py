@@ -55,7 +55,11 @@ def _evaluate_options(command: argparse.ArgumentParser) -> None:
         help="cut-off of the ranking metrics (repeatable; default: 10)",
     )
     command.add_argument(
-        "--split", choices=SPLITS, action="append", default=[], help="split to evaluate (repeatable; default: test)"
+        "--split",
+        choices=SPLITS,
+        action="append",
+        default=[],
+        help="split to evaluate (repeatable; default: test)",
     )
 
 
@@ -118,7 +122,10 @@ def _evaluate_logs(
         print_lines(*lines("log", metrics))
         if result.users:
             every, new = result.users
-            print_lines(f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are not in the training split")
+            print_lines(
+                f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are "
+                "not in the training split"
+            )
         print_lines(*bins("log", metrics))
         for file in trained_files:
             print_lines("the model was trained on rows of this log, so metrics are too good:", f"  {file}")
@@ -127,9 +134,12 @@ def _evaluate_logs(
         for name, slices in result.slices.items():
             for label in result.overall:
                 title = name if len(result.overall) == 1 else f"{name} ({label})"
-                print_lines(*sliced(title, [(value, by_label[label].to_dict()) for value, by_label in slices]))
+                print_lines(
+                    *sliced(title, [(value, by_label[label].to_dict()) for value, by_label in slices])
+                )
     by_column = {
-        name: {str(value): figures(by_label) for value, by_label in slices} for name, slices in result.slices.items()
+        name: {str(value): figures(by_label) for value, by_label in slices}
+        for name, slices in result.slices.items()
     }
     users = dict(zip(("all", "new"), result.users, strict=True)) if result.users else None
     rankings = _ranks_as_json(result.ranked)
@@ -139,11 +149,19 @@ def _evaluate_logs(
 def _evaluate_splits(
     args: argparse.Namespace, trained: TrainedModel, cutoffs: list[int], progress: Progress, mesh: Mesh
 ) -> dict[str, Any]:
-    """Print metrics of a model on splits (the first rank prints), and return the metrics as JSON data."""
+    """Print metrics of a model on splits (the first rank prints), and return the metrics as JSON
+    data.
+    """
     from stratarec.models.metrics import figures
     from stratarec.reporting.metric_texts import bins, lines, ranks
     from stratarec.training.baseline.baselines import compare_with_baselines
-    from stratarec.training.evaluate import check_group_column, chosen_split, evaluate_split, rank_within, split_groups
+    from stratarec.training.evaluate import (
+        check_group_column,
+        chosen_split,
+        evaluate_split,
+        rank_within,
+        split_groups,
+    )
 
     dataset, results = trained.dataset, dict[str, Any]()
     for name in args.rank_by:
@@ -164,8 +182,13 @@ def _evaluate_splits(
         if not args.json:
             print_lines(*lines(split, metrics), *bins(split, metrics))
             if is_trained:
-                print_lines(f"the model was trained on the {split} split: these metrics are too good for new samples")
-            print_findings("baselines", compare_with_baselines(dataset, split, scored, trained.recipe.model))
+                print_lines(
+                    f"the model was trained on the {split} split: these metrics are "
+                    "too good for new samples"
+                )
+            print_findings(
+                "baselines", compare_with_baselines(dataset, split, scored, trained.recipe.model)
+            )
             for name, one in ranked.items():
                 print_lines(*ranks(split, name, one))
     return results
@@ -205,22 +228,22 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--by",
         metavar="COLUMN",
-        help="with --top: rank within each session or, for raw logs, value of a column such as a request id, instead "
-        "of each user",
+        help="with --top: rank within each session or, for raw logs, value of a column such as a request "
+        "id, instead of each user",
     )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
     command.add_argument(
         "-o",
         "--output",
-        help="output file or URL of one, .csv, .csv.gz or .parquet, or - for CSV on standard output (default: Parquet "
-        "file in the run)",
+        help="output file or URL of one, .csv, .csv.gz or .parquet, or - for CSV on standard output "
+        "(default: Parquet file in the run)",
     )
 
 
 @subcommand(
     name="predict",
-    text="Score raw logs, which need no labels, or a split of a prepared data set. The output keeps the order of the "
-    "rows and has one column per label.",
+    text="Score raw logs, which need no labels, or a split of a prepared data set. The output keeps the "
+    "order of the rows and has one column per label.",
     example="stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
     options=_predict_options,
     multi_process=True,
@@ -241,7 +264,9 @@ def predict(args: argparse.Namespace) -> None:
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"
     if args.safe and not (logs and args.output and args.output.lower().endswith((".csv", ".csv.gz", "-"))):
-        raise ConfigError("--safe applies to raw logs with CSV output: name a CSV file, such as -o scores.csv")
+        raise ConfigError(
+            "--safe applies to raw logs with CSV output: name a CSV file, such as -o scores.csv"
+        )
     default = f"predictions-{'log' if logs else split}.parquet"
     place = args.output if is_url(args.output or "") else output_of(args, default)
     if place == STANDARD_OUTPUT and args.json:
@@ -261,7 +286,9 @@ def predict(args: argparse.Namespace) -> None:
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
             split = chosen_split(trained.dataset, split)
-            rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
+            rows = run(
+                trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None
+            )
     if mesh.is_first and args.json:
         print_json({"scores": rows, "file": str(place), "model": trained.description})
     elif mesh.is_first and place != STANDARD_OUTPUT:
@@ -270,7 +297,9 @@ def predict(args: argparse.Namespace) -> None:
 
 def _explain_options(command: argparse.ArgumentParser) -> None:
     add_data(command)
-    command.add_argument("--split", choices=SPLITS, help="split to use (default: test if there is one, else valid)")
+    command.add_argument(
+        "--split", choices=SPLITS, help="split to use (default: test if there is one, else valid)"
+    )
     command.add_argument(
         "--row",
         metavar="[FILE:]ROW",
@@ -278,7 +307,10 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
     )
     add_repeated(command, "--feature", "NAME", "explain only this feature")
     command.add_argument(
-        "--samples", type=whole_number("samples", _MOST_ROWS), metavar="N", help="number of samples (default: 4096)"
+        "--samples",
+        type=whole_number("samples", _MOST_ROWS),
+        metavar="N",
+        help="number of samples (default: 4096)",
     )
     command.add_argument(
         "--repeats",
@@ -291,14 +323,17 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
     )
     add_json(command, "print JSON, and write no page")
     command.add_argument(
-        "-o", "--output", metavar="FILE", help=f"HTML page with the curves (default: {_EXPLANATION} in the run)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"HTML page with the curves (default: {_EXPLANATION} in the run)",
     )
 
 
 @subcommand(
     name="explain",
-    text="Show which features a model uses, how its predictions depend on numeric features, and how each feature "
-    "contributes to the score of one row.",
+    text="Show which features a model uses, how its predictions depend on numeric features, and how each "
+    "feature contributes to the score of one row.",
     example="stratarec explain runs/demo\n  stratarec explain runs/demo tomorrow.csv --row 17",
     options=_explain_options,
 )
@@ -313,7 +348,9 @@ def explain(args: argparse.Namespace) -> None:
         if args.row and getattr(args, name):
             raise ConfigError(f"--{name} has no effect with --row: leave one of them out")
     if logs and not args.row:
-        raise ConfigError("raw logs are explained one row at a time: add --row, or prepare the logs as a data set")
+        raise ConfigError(
+            "raw logs are explained one row at a time: add --row, or prepare the logs as a data set"
+        )
     if args.json and args.output:
         raise ConfigError("--json writes no page: leave out --json or --output")
     output = output_of(args, _EXPLANATION)
@@ -325,8 +362,8 @@ def explain(args: argparse.Namespace) -> None:
             _explain_row(args, trained, logs)
             return
         if trained.is_refitted and chosen_split(trained.dataset, args.split) in trained.trained_splits:
-            # A model that was trained on the split (`train.refit`) remembers its rows, which would exaggerate each
-            # importance.
+            # A model that was trained on the split (`train.refit`) remembers its rows, which would
+            # exaggerate each importance.
             stack.close()
             trained = stack.enter_context(open_run(args.run, data, tested=True))
         _explain_all(args, trained, output)
@@ -348,7 +385,12 @@ def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path) 
         "split": split,
         "of": trained.dataset.samples(split),
         **explain_columns(
-            probe, args.feature, repeats=args.repeats or REPEATS, seed=seed, progress=progress, check=lambda: None
+            probe,
+            args.feature,
+            repeats=args.repeats or REPEATS,
+            seed=seed,
+            progress=progress,
+            check=lambda: None,
         ),
     }
     explanation = with_curves(explanation, probe, args.feature, progress)
@@ -371,7 +413,9 @@ def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str
     if not number.isdecimal() or not 1 <= int(number) < 1 << 40:
         raise ConfigError(f"--row must be a row number or FILE:ROW; got {args.row}")
     if logs:
-        batch = RawLogs(trained.with_fields(args.fields), logs, earlier=args.history).sample(file, int(number))
+        batch = RawLogs(trained.with_fields(args.fields), logs, earlier=args.history).sample(
+            file, int(number)
+        )
     else:
         batch = row_of_split(trained.dataset, chosen_split(trained.dataset, args.split), file, int(number))
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)
@@ -390,7 +434,9 @@ def _export_options(command: argparse.ArgumentParser) -> None:
         help="directory of the export, or the URL of one in an object store (default: export in the run)",
     )
     command.add_argument(
-        "--since", metavar="EXPORT", help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update"
+        "--since",
+        metavar="EXPORT",
+        help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update",
     )
     command.add_argument(
         "--onnx", action="store_true", help="also write the network as network.onnx (needs stratarec[onnx])"
@@ -399,8 +445,8 @@ def _export_options(command: argparse.ArgumentParser) -> None:
 
 @subcommand(
     name="export",
-    text="Export a trained model as data: configuration, weights, tables and vocabularies. `stratarec.Scorer` scores "
-    "rows with it.",
+    text="Export a trained model as data: configuration, weights, tables and vocabularies. "
+    "`stratarec.Scorer` scores rows with it.",
     example="stratarec export runs/demo -o out",
     options=_export_options,
 )
@@ -423,7 +469,8 @@ def export(args: argparse.Namespace) -> None:
         else:
             output = output_of(args, "export")
             place = str(output)
-        # If an earlier call was killed between export and delta, the export exists. It is then checked and kept.
+        # If an earlier call was killed between export and delta, the export exists. It is then
+        # checked and kept.
         repeated = bool(since and output.name) and (output / MANIFEST).is_file()
         if not repeated:
             check_absent(output)
@@ -440,7 +487,9 @@ def export(args: argparse.Namespace) -> None:
             return
         share = write_delta(ExportedModel.open(since), output, delta)
         if share is None:
-            print_lines(f"no delta: more than a quarter of the rows differ from {args.since}; use {place} instead")
+            print_lines(
+                f"no delta: more than a quarter of the rows differ from {args.since}; use {place} instead"
+            )
             return
         if is_url(place):
             upload_directory(delta, delta_place, DELTA, "--output")

@@ -1,4 +1,6 @@
-"""`stratarec plan`: place tables in memories, partition features into towers, or predict step times elsewhere."""
+"""`stratarec plan`: place tables in memories, partition features into towers, or predict step times
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import add_json, add_recipe, print_json, print_lines, progress_of, subcommand, whole_number
+from stratarec.cli.arguments import (
+    add_json,
+    add_recipe,
+    print_json,
+    print_lines,
+    progress_of,
+    subcommand,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
@@ -32,21 +42,29 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--ranks",
         type=whole_number("processes", _MOST_RANKS),
         metavar="N",
-        help="plan for N processes, each with the memory budgets of the recipe (default: this process, or those of "
-        "torchrun)",
+        help="plan for N processes, each with the memory budgets of the recipe (default: this process, or "
+        "those of torchrun)",
     )
     command.add_argument(
-        "--measure", action="store_true", help="measure the speed of the memories again instead of using the cache"
+        "--measure",
+        action="store_true",
+        help="measure the speed of the memories again instead of using the cache",
     )
     add_json(command, "print the plan as JSON instead of tables")
-    command.add_argument("-o", "--output", help="also write the plan as JSON to this file, for `train --plan`")
-    towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
-    towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
+    command.add_argument(
+        "-o", "--output", help="also write the plan as JSON to this file, for `train --plan`"
+    )
+    towers = command.add_argument_group(
+        "towers: partition the features (model.towers.plan) instead of placing tables"
+    )
+    towers.add_argument(
+        "--towers", type=int, metavar="N", help="partition the sparse features into N towers"
+    )
     towers.add_argument(
         "--steps",
         type=int,
-        help="largest number of training batches for measuring interactions (default: one pass, or fewer if a pass "
-        "would take minutes)",
+        help="largest number of training batches for measuring interactions (default: one pass, or fewer "
+        "if a pass would take minutes)",
     )
     towers.add_argument(
         "--balance",
@@ -63,21 +81,29 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device",
         metavar="NAME",
-        help="plan rows in the memory of a GPU and predict the step time, as measured by `stratarec doctor --gpu`, or "
-        "of a card such as h100",
+        help="plan rows in the memory of a GPU and predict the step time, as measured by `stratarec doctor "
+        "--gpu`, or of a card such as h100",
     )
-    cluster = command.add_argument_group("cluster: predict step times on several hosts instead of placing tables")
+    cluster = command.add_argument_group(
+        "cluster: predict step times on several hosts instead of placing tables"
+    )
     cluster.add_argument(
         "--hosts",
         type=_cluster,
         metavar="TxL",
-        help="predict T hosts with L processes each, such as 8x8; or `fewest`: the smallest number of hosts that holds "
-        "the model, each with the memory budgets of the recipe, with DRAM only and with all memories",
+        help="predict T hosts with L processes each, such as 8x8; or `fewest`: the smallest number of "
+        "hosts that holds the model, each with the memory budgets of the recipe, with DRAM "
+        "only and with all memories",
     )
     cluster.add_argument(
-        "--samples", type=_samples, metavar="N", help="target throughput of the whole cluster, in samples per second"
+        "--samples",
+        type=_samples,
+        metavar="N",
+        help="target throughput of the whole cluster, in samples per second",
     )
-    cluster.add_argument("--network", metavar="RATE", help="network rate between hosts: 100Mbit, 1Gbit, 200Gbit")
+    cluster.add_argument(
+        "--network", metavar="RATE", help="network rate between hosts: 100Mbit, 1Gbit, 200Gbit"
+    )
     cluster.add_argument(
         "--inside",
         metavar="RATE",
@@ -88,7 +114,9 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _samples(text: str) -> float:
     """Parse a throughput in samples per second."""
     if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
-        raise argparse.ArgumentTypeError(f"must be a number of samples per second, such as 1000000; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of samples per second, such as 1000000; got {text!r}"
+        )
     return float(text)
 
 
@@ -98,13 +126,16 @@ def _cluster(text: str) -> tuple[int, int]:
         return _FEWEST
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"must be hosts x processes per host, such as 8x8, or fewest; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be hosts x processes per host, such as 8x8, or fewest; got {text!r}"
+        )
     return int(match[1]), int(match[2])
 
 
 @subcommand(
     name="plan",
-    text="Print where each table is placed, with which precision and cache size, and the predicted memory and speed.",
+    text="Print where each table is placed, with which precision and cache size, and the "
+    "predicted memory and speed.",
     example="stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     options=_options,
     multi_process=True,
@@ -117,7 +148,13 @@ def plan(args: argparse.Namespace) -> None:
 
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_options(args)
-    run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan_tables
+    run = (
+        _plan_towers
+        if args.towers is not None
+        else _plan_device
+        if args.device is not None
+        else _plan_tables
+    )
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             latency = measure_latency(mesh)
@@ -129,7 +166,9 @@ def plan(args: argparse.Namespace) -> None:
 
 
 def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
-    """Return the recipe, with the defaults that depend on its data set filled in, and the data set."""
+    """Return the recipe, with the defaults that depend on its data set filled in, and the data
+    set.
+    """
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, leaves, read_content
@@ -162,11 +201,15 @@ def _check_options(args: argparse.Namespace) -> None:
     selected = {"towers": args.towers, "cluster": args.hosts, "device": args.device}
     kind, *others = [name for name, value in selected.items() if value is not None] or ["tables"]
     if others:
-        raise ConfigError(f"{selectors[kind]} and {selectors[others[0]]} ask for different plans: use one of them")
+        raise ConfigError(
+            f"{selectors[kind]} and {selectors[others[0]]} ask for different plans: use one of them"
+        )
     for other, values in options.items():
         for name, value in values.items():
             if value is not None and name not in options[kind]:
-                advice = f"requires {selectors[other]}" if other in selectors else "applies to plans of tables"
+                advice = (
+                    f"requires {selectors[other]}" if other in selectors else "applies to plans of tables"
+                )
                 raise ConfigError(f"--{name} {advice}; this is a plan of {kind}")
     if args.hosts is not None and args.network is None:
         raise ConfigError("--hosts requires --network, the network rate between hosts, such as 200Gbit")
@@ -174,7 +217,9 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--samples requires --hosts fewest")
 
 
-def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None) -> None:
+def _plan_cluster(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None
+) -> None:
     """Predict step times on a cluster for each method of exchanging data between processes."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
@@ -185,9 +230,11 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, la
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
         cluster = forecast.cluster_of(
-            *args.hosts, between=parse_rate(args.network, "--network"),
-            inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=latency or forecast.ASSUMED,
-        )  # fmt: skip
+            *args.hosts,
+            between=parse_rate(args.network, "--network"),
+            inside=parse_rate(args.inside, "--inside") if args.inside else None,
+            latency=latency or forecast.ASSUMED,
+        )
         predictions = forecast.predict_exchanges(in_numbers(recipe, dataset), dataset, cluster)
     lines = forecast.assumptions(recipe, dataset, cluster, measured=latency is not None)
     rows = [prediction.to_dict() for prediction in predictions]
@@ -199,7 +246,9 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, la
         print_steps(rows, best, lines, towers)
 
 
-def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None) -> None:
+def _plan_fewest_hosts(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None
+) -> None:
     """Find the smallest number of hosts that holds the model and reaches the target throughput."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
@@ -208,23 +257,29 @@ def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Datase
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
         counts = count_hosts(
-            recipe, dataset, between=parse_rate(args.network, "--network"), latency=latency or ASSUMED,
+            recipe,
+            dataset,
+            between=parse_rate(args.network, "--network"),
+            latency=latency or ASSUMED,
             rate=args.samples or 0.0,
-        )  # fmt: skip
+        )
     if args.json:
         print_json({"hosts": [asdict(count) for count in counts]})
         return
     print_lines(
         *(
-            f"{count.memories}: {count.hosts:,} host{'s'[: count.hosts != 1]} ({count.for_bytes:,} to hold the bytes), "
-            f"{count.samples_per_second:,.0f} samples/s predicted; bottleneck: {count.waits_for}"
+            f"{count.memories}: {count.hosts:,} host{'s'[: count.hosts != 1]} ({count.for_bytes:,} to hold "
+            f"the bytes), {count.samples_per_second:,.0f} samples/s predicted; "
+            f"bottleneck: {count.waits_for}"
             for count in counts
         ),
         "assumes hosts like this machine, whose memories and network were measured, and evenly spread load",
     )
 
 
-def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+def _plan_towers(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int
+) -> None:
     """Choose which features share a tower."""
     import yaml
 
@@ -253,7 +308,8 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)
         write_text(
             file,
-            f"# One tower per line. In the recipe next to this file: model.towers.plan: {visible(file.name)}\n{text}",
+            "# One tower per line. In the recipe next to this file: model.towers.plan: "
+            f"{visible(file.name)}\n{text}",
         )
         if not args.json:
             fields = [f"model.towers.plan={file.name}"]
@@ -262,8 +318,12 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
             print_lines(f"wrote {file}; to train with it: stratarec train {words}")
 
 
-def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Plan which rows are in GPU memory, and predict step times with these rows and the network on the GPU."""
+def _plan_device(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int
+) -> None:
+    """Plan which rows are in GPU memory, and predict step times with these rows and the network on
+    the GPU.
+    """
     from stratarec.io.atomic import check_output
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_parts, print_plan
@@ -288,7 +348,9 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         forecast.plan.save(Path(args.output))
 
 
-def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+def _plan_tables(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int
+) -> None:
     """Place each table in a memory."""
     from stratarec.config.units import format_bytes
     from stratarec.io.atomic import check_output
@@ -306,7 +368,9 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     try:
         device = device_of(recipe.train.device, ranks)
     except ConfigError as error:
-        raise ConfigError(f"{error}; to plan for a GPU that is not here, name a card, such as --device h100") from None
+        raise ConfigError(
+            f"{error}; to plan for a GPU that is not here, name a card, such as --device h100"
+        ) from None
     check_rows_device(recipe, device)
     if recipe.towers:
         bare_network(recipe.model, dataset)  # refuses the recipe now, not when it is trained
@@ -319,15 +383,24 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
         def place(dataset: Dataset) -> Plan:
             return make_hot_plan(
-                tables_of(dataset), dataset, config.embedding, memory, recipe.hot, batch_size=config.batch_size,
-                tiers=tiers, ranks=ranks,
-            )  # fmt: skip
+                tables_of(dataset),
+                dataset,
+                config.embedding,
+                memory,
+                recipe.hot,
+                batch_size=config.batch_size,
+                tiers=tiers,
+                ranks=ranks,
+            )
 
         plan, refit = place(dataset), refit_plan(recipe, dataset, place)
         content = plan.to_dict()
-        # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device` a GPU.
+        # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device`
+        # a GPU.
         is_local = ranks == 1 and config.device == "cpu"
-        content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
+        content["predicted"]["forecast"] = (
+            forecast_step(recipe, dataset, plan).to_dict() if is_local else None
+        )
         content["predicted"]["refit"] = None if refit is None else refit.to_dict()["predicted"]
         chosen = resolve_exchange(recipe, dataset, hosts, ranks) if ranks > 1 else recipe
         by_towers = ranks > 1 and chosen.distributed.by_towers(recipe.towers, hosts)
@@ -339,6 +412,9 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         print_lines(*(sharding.lines() if ranks > 1 else ()))
         if refit is not None:
             rows, used = sum(table.rows for table in refit.tables), format_bytes(refit.used(refit.level0))
-            print_lines(f"the refit (train.refit) has {rows:,} rows in all, and takes {used} of {refit.level0.upper()}")
+            print_lines(
+                f"the refit (train.refit) has {rows:,} rows in all, and takes {used} "
+                f"of {refit.level0.upper()}"
+            )
     if args.output:
         plan.save(Path(args.output))

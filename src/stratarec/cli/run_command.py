@@ -1,6 +1,7 @@
 """Run one subcommand and report how it ended.
 
-An error is one line on standard error (with --json a line of JSON). `EXIT_CODES` lists the exit codes.
+An error is one line on standard error (with --json a line of JSON). `EXIT_CODES` lists the exit
+codes.
 """
 
 from __future__ import annotations
@@ -48,13 +49,18 @@ COMMANDS = (
 
 # 70 as in sysexits.h; 128 + number of the signal as in shells.
 _USER_ERROR, _ALARM, _BUG = 2, 3, 70
-_HUNG_UP, _INTERRUPTED, _CLOSED_PIPE, _TERMINATED = 129, 130, 141, 143
+_HUNG_UP = 129
+_INTERRUPTED = 130
+_CLOSED_PIPE = 141
+_TERMINATED = 143
 EXIT_CODES = {
     0: "success",
-    _USER_ERROR: "an error that you can fix: one line says what is wrong and what to change; no output is half-written",
+    _USER_ERROR: "an error that you can fix: one line says what is wrong and what to change; "
+    "no output is half-written",
     _ALARM: "success, but a metric triggered an alarm (`continue --alert`)",
     _BUG: "a bug in StrataRec: the error names a file with the traceback",
-    _HUNG_UP: "stopped by SIGHUP, as when a terminal closes: the error says what was kept and how to resume",
+    _HUNG_UP: "stopped by SIGHUP, as when a terminal closes: the error says what "
+    "was kept and how to resume",
     _INTERRUPTED: "interrupted by Ctrl-C: the error says what was kept and how to resume",
     _CLOSED_PIPE: "the reader of the output closed the pipe, as `head` does",
     _TERMINATED: "stopped by SIGTERM: the error says what was kept and how to resume",
@@ -63,8 +69,12 @@ _HELP_WIDTH = 78
 _LISTS = "overrides", "data", "files", "runs", "log"
 """Positional arguments that take any number of values."""
 _OUT_OF_MEMORY = (
-    "can't allocate memory", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc",
-)  # fmt: skip
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+    "bad_alloc",
+)
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -88,8 +98,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stratarec",
         description="Train recommendation models whose embedding tables are larger than fast memory.",
-        epilog="start with your own log:\n  stratarec init LOG\nor with synthetic data:\n  stratarec init --recipe "
-        "demo",
+        epilog="start with your own log:\n  stratarec init LOG\nor with synthetic data:\n  stratarec init "
+        "--recipe demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stratarec {version('stratarec')}")
@@ -118,7 +128,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args, extra = parser.parse_known_args(arguments)
     if not extra:
         return args
-    # argparse does not assign values after options to the list of a positional argument: they are added here.
+    # argparse does not assign values after options to the list of a positional argument: they are
+    # added here.
     name = next((name for name in _LISTS if isinstance(getattr(args, name, None), list)), "")
     if not name or any(word.startswith("-") or (name == "overrides" and "=" not in word) for word in extra):
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -159,7 +170,9 @@ def _message_and_code(error: BaseException, *, resumable: bool) -> tuple[str, in
         return str(error), _ALARM
     if isinstance(error, KeyboardInterrupt):
         number = error.signal if isinstance(error, Terminated) else signal.SIGINT
-        reason = f"stopped by {signal.Signals(number).name}" if isinstance(error, Terminated) else "interrupted"
+        reason = (
+            f"stopped by {signal.Signals(number).name}" if isinstance(error, Terminated) else "interrupted"
+        )
         advice = (
             "finished parts are kept; run the same command again to resume"
             if resumable
@@ -175,13 +188,14 @@ def _message_and_code(error: BaseException, *, resumable: bool) -> tuple[str, in
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM and SIGHUP and `KeyboardInterrupt` on Ctrl-C, also inside imports.
+    """Raise `Terminated` on SIGTERM and SIGHUP and `KeyboardInterrupt` on Ctrl-C, also inside
+    imports.
 
-    Further SIGTERM and SIGHUP are ignored, so that cleaning up is not cut short. A handler that the caller of `main`
-    has set, and a signal that the caller ignores (`nohup`), stay as they are.
+    Further SIGTERM and SIGHUP are ignored, so that cleaning up is not cut short. A handler that the
+    caller of `main` has set, and a signal that the caller ignores (`nohup`), stay as they are.
 
-    If an import catches the exception, modules stay half loaded, and the command fails later with another error. So
-    any error after a signal is reported as the signal.
+    If an import catches the exception, modules stay half loaded, and the command fails later with
+    another error. So any error after a signal is reported as the signal.
     """
     received: list[KeyboardInterrupt] = []
 
@@ -198,7 +212,9 @@ def _signals_as_exceptions() -> Iterator[None]:
         signal.SIGINT: signal.default_int_handler,
     }
     is_main = threading.current_thread() is threading.main_thread()  # only this one may set handlers
-    handlers = {name: default for name, default in defaults.items() if is_main and signal.getsignal(name) == default}
+    handlers = {
+        name: default for name, default in defaults.items() if is_main and signal.getsignal(name) == default
+    }
     for name in handlers:
         signal.signal(name, interrupt)
     try:
@@ -218,12 +234,17 @@ def _environment_error(error: Exception) -> str:
     """Describe an error that the machine caused, such as a full disk; empty for any other error."""
     number = error.errno if isinstance(error, OSError) else 0
     reason = shortened(str(error))
-    if number == errno.ENOMEM or isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
+    if (
+        number == errno.ENOMEM
+        or isinstance(error, MemoryError)
+        or any(words in str(error) for words in _OUT_OF_MEMORY)
+    ):
         return (
-            f"out of memory ({reason}); use smaller batches or tables, or set memory.dram so that `stratarec plan` "
-            "moves tables to other memories"
+            f"out of memory ({reason}); use smaller batches or tables, or set memory.dram so that "
+            "`stratarec plan` moves tables to other memories"
         )
-    if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):  # of torch, which may not be imported
+    # of torch, which may not be imported
+    if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
         return f"the device failed ({reason}); try --device cpu, or train.device=cpu"
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
         return f"cannot write: {reason}"
@@ -255,7 +276,9 @@ def _format_warning(message: Warning | str, category: type[Warning], *place: obj
     return f"stratarec: {category.__name__}: {visible(' '.join(str(message).split()))}\n"
 
 
-def _format_json_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
+def _format_json_warning(
+    message: Warning | str, category: type[Warning], *place: object, **more: object
+) -> str:
     from stratarec.reporting.progress import json_line
 
     return json_line("warning", text=f"{category.__name__}: {message}") + "\n"
@@ -264,13 +287,19 @@ def _format_json_warning(message: Warning | str, category: type[Warning], *place
 def _report_bug(error: Exception) -> str:
     """Write the traceback to a file, and return a message of one line that names it."""
     trace = "".join(traceback.format_exception(error))
-    versions = f"stratarec {version('stratarec')}, Python {platform.python_version()}, {platform.platform()}"
-    message = (
-        f"unexpected {type(error).__name__}: {shortened(str(error))}; this is a bug in StrataRec: please report it"
+    versions = (
+        f"stratarec {version('stratarec')}, Python {platform.python_version()}, {platform.platform()}"
     )
+    message = f"unexpected {type(error).__name__}: {shortened(str(error))}"
+    message += "; this is a bug in StrataRec: please report it"
     try:
         with tempfile.NamedTemporaryFile(
-            "w", prefix="stratarec-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+            "w",
+            prefix="stratarec-error-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
+            errors="backslashreplace",
         ) as file:
             file.write(f"{versions}\n{sys.argv}\n\n{trace}")
     except OSError:

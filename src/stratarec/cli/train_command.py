@@ -60,16 +60,23 @@ def train(args: argparse.Namespace) -> None:
         progress = progress_of(args)
         if args.resume and recipe.train.mirror:  # before the recipe of the run is read
             mesh.first(
-                lambda: RunMirror(recipe.train.mirror, Path(recipe.run), progress).claim(resume=True, overwrite=False)
+                lambda: RunMirror(recipe.train.mirror, Path(recipe.run), progress).claim(
+                    resume=True, overwrite=False
+                )
             )
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
         base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)
         trainer = Trainer(
-            recipe, dataset, progress, plan=plan, mesh=mesh, named=leaves(content),
+            recipe,
+            dataset,
+            progress,
+            plan=plan,
+            mesh=mesh,
+            named=leaves(content),
             earlier=None if base is None else read_recipe(base),
-        )  # fmt: skip
-        # With its first checkpoint, a run leaves a note. If torchrun restarts the processes after that, they resume
-        # from the run's own checkpoints, and do not overwrite the run again.
+        )
+        # With its first checkpoint, a run leaves a note. If torchrun restarts the processes after
+        # that, they resume from the run's own checkpoints, and do not overwrite the run again.
         settled = mesh.is_recorded(SETTLED)
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),
@@ -98,7 +105,9 @@ def _print_result(run: Path, result: dict[str, Any]) -> None:
     if "test" in result:
         print_lines(*lines("test", result["test"]))
     print_lines(f"speed            {speed_text(result['samples_per_second'])}")
-    tables, network, activations = (format_bytes(result[f"{part}_bytes"]) for part in ("table", "network", "output"))
+    tables, network, activations = (
+        format_bytes(result[f"{part}_bytes"]) for part in ("table", "network", "output")
+    )
     print_lines(
         f"tables and state {tables}, network {network}, activations of the embedding layer {activations}",
         f"peak memory      {format_bytes(result['peak_rss_bytes'])}",
@@ -106,9 +115,10 @@ def _print_result(run: Path, result: dict[str, Any]) -> None:
     for rank, costs in enumerate(result.get("ranks", ())):
         exposed, hidden = costs["exposed_seconds"], costs["hidden_seconds"]
         print_lines(
-            f"rank {rank:<12}{format_bytes(costs['table_bytes'])} of tables, {format_bytes(costs['sent_bytes'])} sent, "
-            f"{exposed / max(costs['step_seconds'], 1e-9):.0%} of its time waiting for the exchange, "
-            f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange overlapped"
+            f"rank {rank:<12}{format_bytes(costs['table_bytes'])} of tables, "
+            f"{format_bytes(costs['sent_bytes'])} sent, {exposed / max(costs['step_seconds'], 1e-9):.0%} "
+            f"of its time waiting for the exchange, {hidden / max(exposed + hidden, 1e-9):.0%} "
+            "of the exchange overlapped"
         )
     if result["memory"]:
         from stratarec.reporting.plan_page import print_comparison

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import add_json, add_recipe, print_json, print_lines, progress_of, subcommand, whole_number
+from stratarec.cli.arguments import (
+    add_json,
+    add_recipe,
+    print_json,
+    print_lines,
+    progress_of,
+    subcommand,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word
 
@@ -21,8 +29,8 @@ def _options(command: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="FIELD=VALUES",
-        help="search space of a recipe field: uniform(low,high), log(low,high) or choice(a,b,...); or a YAML file with "
-        "such lines",
+        help="search space of a recipe field: uniform(low,high), log(low,high) or choice(a,b,...); or a "
+        "YAML file with such lines",
     )
     command.add_argument(
         "--trials",
@@ -32,14 +40,17 @@ def _options(command: argparse.ArgumentParser) -> None:
         help="total number of trials, including completed ones (default: 20)",
     )
     command.add_argument(
-        "-o", "--output", metavar="DIR", help="directory of the study (default: studies/NAME, the name of the recipe)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="directory of the study (default: studies/NAME, the name of the recipe)",
     )
 
 
 @subcommand(
     name="tune",
-    text="Search hyperparameters of a recipe by validation (needs stratarec[tune]). Each trial trains a model and "
-    "never uses the test split. Run the same command again to resume.",
+    text="Search hyperparameters of a recipe by validation (needs stratarec[tune]). Each trial trains a "
+    "model and never uses the test split. Run the same command again to resume.",
     example="stratarec tune r.yaml --space 'train.dense.learning_rate=log(1e-4, 1e-2)'",
     options=_options,
     resumable=True,

@@ -1,4 +1,6 @@
-"""Fields of recipes that are checked against registries, so that a registered choice is valid everywhere."""
+"""Fields of recipes that are checked against registries, so that a registered choice is valid
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,15 @@ class OneOf:
     Parameters
     ----------
     names : callable
-        Returns the names, or name -> text for reference pages. It is called for every value, because names may be
-        registered later.
+        Returns the names, or name -> text for reference pages. It is called for every value,
+        because names may be registered later.
     usual : str
         Names for which `names` is not called, because it loads slow modules.
     """
 
     def __init__(self, names: Callable[[], Iterable[str]], *usual: str) -> None:
-        self.names, self._usual = names, usual
+        self.names = names
+        self._usual = usual
 
     def _check(self, value: str, info: pydantic.ValidationInfo) -> str:
         if value not in self._usual and value not in (names := tuple(self.names())):
@@ -52,16 +55,18 @@ class Sections:
     Parameters
     ----------
     registered : callable
-        Returns kind -> dataclass. It is called for every section, because kinds may be registered later.
+        Returns kind -> dataclass. It is called for every section, because kinds may be registered
+        later.
     find : callable
-        Returns the dataclass of a kind that `registered` does not list, or raises `ConfigError`; None for a kind that
-        it leaves to `registered`.
+        Returns the dataclass of a kind that `registered` does not list, or raises `ConfigError`;
+        None for a kind that it leaves to `registered`.
     """
 
     def __init__(
         self, registered: Callable[[], Mapping[str, Any]], find: Callable[[str], Any] = lambda kind: None
-    ) -> None:  # fmt: skip
-        self._registered, self._find = registered, find
+    ) -> None:
+        self._registered = registered
+        self._find = find
         self._others: dict[str, Any] = {}
 
     @property
@@ -70,10 +75,11 @@ class Sections:
         return reduce(or_, {**self._registered(), **self._others}.values())
 
     def _read(self, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Read a section of a recipe, or of an export's manifest, which is JSON and is read strictly.
+        """Read a section of a recipe, or of an export's manifest, which is JSON and is read
+        strictly.
 
-        Pydantic passes JSON to a validator as Python values, and strict reading would refuse their lists. So the values
-        are converted to JSON again.
+        Pydantic passes JSON to a validator as Python values, and strict reading would refuse their
+        lists. So the values are converted to JSON again.
         """
         kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
         strict = info.mode == "json"
@@ -93,7 +99,9 @@ class Sections:
 
     @staticmethod
     def _write(value: Any, info: pydantic.SerializationInfo) -> Any:
-        fields = _writer(type(value)).dump_python(value, mode=info.mode, exclude_defaults=info.exclude_defaults)  # type: ignore[arg-type]
+        kind: Any = type(value)
+        writer: Any = _writer(kind)
+        fields = writer.dump_python(value, mode=info.mode, exclude_defaults=info.exclude_defaults)
         return {"kind": value.kind} | fields
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -105,10 +113,12 @@ class Sections:
 
 
 def _unregistered(name: str, registered: Iterable[str]) -> PydanticCustomError:
-    """Return the error about a name that a package registers, which is not imported, or a newer version has."""
+    """Return the error about a name that a package registers, which is not imported, or a newer
+    version has.
+    """
     text = (
-        f"{name!r} is not known here ({', '.join(registered)} are): install or import the package that provides it, "
-        "or upgrade StrataRec"
+        f"{name!r} is not known here ({', '.join(registered)} are): install or import the package that "
+        "provides it, or upgrade StrataRec"
     )
     return PydanticCustomError(UNREGISTERED, "{text}", {"text": text})
 

@@ -12,13 +12,14 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(value: object, field: str) -> int:
-    """Return the number of bytes of a whole number or of text such as ``"4GiB"``, ``"512 MiB"``, ``"1.5TB"``.
+    """Return the number of bytes of a whole number or of text such as ``"4GiB"``, ``"512 MiB"``,
+    ``"1.5TB"``.
 
     Parameters
     ----------
     value : object
-        KiB, MiB and so on are powers of 1,024; KB, MB and so on are powers of 1,000. Upper and lower case do not
-        matter.
+        KiB, MiB and so on are powers of 1,024; KB, MB and so on are powers of 1,000. Upper and
+        lower case do not matter.
     field : str
         Name of the field in the error.
 
@@ -31,7 +32,9 @@ def parse_bytes(value: object, field: str) -> int:
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)) and match[2].lower() in _UNITS:
         number, scale = float(match[1]), _UNITS[match[2].lower()]
     if isinstance(number, bool) or not isinstance(number, int | float) or number * scale != number * scale:
-        raise ConfigError(f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes")
+        raise ConfigError(
+            f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes"
+        )
     if not 1 <= number * scale < 1 << 63:
         raise ConfigError(f"{field} is {value!r}, expected at least one byte and less than 8 EiB")
     return int(number * scale)
@@ -47,12 +50,15 @@ def parse_rate(text: str, field: str) -> float:
     Raises
     ------
     ConfigError
-        For any other text. Upper and lower case differ, because Mbit, mbit and MB are different units.
+        For any other text. Upper and lower case differ, because Mbit, mbit and MB are different
+        units.
     """
     match = _RATE.fullmatch(text)
     rate = float(match[1]) * _RATE_UNITS[match[2]] if match else 0.0
     if not 1e3 <= rate <= 1e15:
-        raise ConfigError(f"{field} is {text!r}, expected a rate in bits per second such as 100Mbit, 1Gbit or 200Gbit")
+        raise ConfigError(
+            f"{field} is {text!r}, expected a rate in bits per second such as 100Mbit, 1Gbit or 200Gbit"
+        )
     return rate / 8
 
 
@@ -71,11 +77,15 @@ def format_seconds(seconds: float) -> str:
     for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if total >= size:
             remainder = total % size // part
-            return f"{total // size} {unit} {remainder} {smaller}" if remainder else f"{total // size} {unit}"
+            return (
+                f"{total // size} {unit} {remainder} {smaller}" if remainder else f"{total // size} {unit}"
+            )
     return f"{total} s"
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Format a duration in milliseconds, with three significant digits below 1,000 ms and no fraction above."""
+    """Format a duration in milliseconds, with three significant digits below 1,000 ms and no
+    fraction above.
+    """
     value = seconds * 1e3
     return f"{value:.3g} ms" if value < 999.5 else f"{value:,.0f} ms"

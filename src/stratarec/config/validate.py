@@ -1,4 +1,6 @@
-"""Validate plain data: describe pydantic's errors in one line, check values, and find the first difference."""
+"""Validate plain data: describe pydantic's errors in one line, check values, and find the first
+difference.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,15 @@ _TAGS = ("union_tag_not_found", "union_tag_invalid")
 
 
 def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
-    """Describe the first mistake in `content`, which is not a valid `kind`: the field, the expected values, the value.
+    """Describe the first mistake in `content`, which is not a valid `kind`: the field, the expected
+    values, the value.
 
-    An unknown field is described before other mistakes, because they may follow from it. If a section refuses a value
-    itself, this error is described before type errors of the same value.
+    An unknown field is described before other mistakes, because they may follow from it. If a
+    section refuses a value itself, this error is described before type errors of the same value.
     """
     errors = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
-    # If a value fits no member of a union, there is an error for each member. The error with the longest path is most
-    # likely from the intended member.
+    # If a value fits no member of a union, there is an error for each member. The error with the
+    # longest path is most likely from the intended member.
     unknown = [entry for entry in errors if entry[1]["type"] in _UNKNOWN]
     first_place = (unknown or errors)[0][0]
     place, first = max(
@@ -57,7 +60,9 @@ def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> s
 
 
 def unsupported_value(content: Any) -> str:
-    """Describe the first value that no field can hold, such as a number of over 64 bits; empty if there is none."""
+    """Describe the first value that no field can hold, such as a number of over 64 bits; empty if
+    there is none.
+    """
     for place, value in _leaves(content, ""):
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
             return f"{place} is {short(value)}, expected a number of at most 64 bits"
@@ -67,7 +72,9 @@ def unsupported_value(content: Any) -> str:
 
 
 def boolean_as_number(content: Any, parsed: Any) -> str:
-    """Describe the first boolean in `content` that became a number in `parsed`; empty if there is none."""
+    """Describe the first boolean in `content` that became a number in `parsed`; empty if there is
+    none.
+    """
     leaves = dict(_leaves(parsed, ""))
     for place, value in _leaves(content, ""):
         if isinstance(value, bool) and not isinstance(leaves.get(place, value), bool):
@@ -109,16 +116,23 @@ def _explain_kind(place: str, name: Any, kinds: Sequence[str]) -> str:
 
 
 def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
-    """Return the names of the fields of the section at `location`, which comes from a pydantic error."""
+    """Return the names of the fields of the section at `location`, which comes from a pydantic
+    error.
+    """
     section = _at(kind, location)
     members = [section, *_members(section)]
     return [
-        entry.name for member in members if dataclasses.is_dataclass(member) for entry in dataclasses.fields(member)
+        entry.name
+        for member in members
+        if dataclasses.is_dataclass(member)
+        for entry in dataclasses.fields(member)
     ]
 
 
 def _at(kind: Any, location: Sequence[str | int]) -> Any:
-    """Return the type at `location` from a pydantic error. Such a location names union members by kind or class."""
+    """Return the type at `location` from a pydantic error. Such a location names union members by
+    kind or class.
+    """
     for part in location:
         kind = _bare(kind)
         if dataclasses.is_dataclass(kind):
@@ -138,7 +152,9 @@ def _at(kind: Any, location: Sequence[str | int]) -> Any:
 def _bare(kind: Any) -> Any:
     if typing.get_origin(kind) is not typing.Annotated:
         return kind
-    return next((mark.union for mark in kind.__metadata__ if isinstance(mark, Sections)), typing.get_args(kind)[0])
+    return next(
+        (mark.union for mark in kind.__metadata__ if isinstance(mark, Sections)), typing.get_args(kind)[0]
+    )
 
 
 def _members(kind: Any) -> list[Any]:
@@ -152,7 +168,9 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
-    """Return the recipe's path for a location from a pydantic error, without the names of union members."""
+    """Return the recipe's path for a location from a pydantic error, without the names of union
+    members.
+    """
     path = ""
     for place, part in enumerate(location):
         absent = kind == "missing" and place == len(location) - 1
@@ -167,13 +185,16 @@ def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
 def _in_place(message: str, place: str, section: Any, sections: Sequence[str]) -> str:
     """Add the path of the field to a message that a section raised.
 
-    Sections that occur in several places, such as schedules and optimizers, know only their field names.
+    Sections that occur in several places, such as schedules and optimizers, know only their field
+    names.
     """
     head, space, tail = message.partition(" ")
     if place and head.startswith(f"{place}."):
         return message
     field_name = head.rpartition(".")[2]
-    in_section = isinstance(section, Mapping) and field_name in section and ("." in head or tail.startswith("is "))
+    in_section = (
+        isinstance(section, Mapping) and field_name in section and ("." in head or tail.startswith("is "))
+    )
     elsewhere = "." in head and head.partition(".")[0] not in sections
     if place and (in_section or (elsewhere and field_name.isidentifier())):
         return f"{place}.{field_name}{space}{tail}"
@@ -246,13 +267,17 @@ _SEEDS = 1 << 63
 
 
 def check_seed(seed: int, field: str) -> None:
-    """Refuse seeds that some generators do not accept: negative seeds and seeds with more than 63 bits."""
+    """Refuse seeds that some generators do not accept: negative seeds and seeds with more than 63
+    bits.
+    """
     if not 0 <= seed < _SEEDS:
         raise ConfigError(f"{field} is {seed}, expected 0 to 2^63 - 1")
 
 
 def check_directory(path: str, field: str) -> None:
-    """Refuse a path that cannot be an owned directory: ``.``, ``..``, ``/``, and text with null characters."""
+    """Refuse a path that cannot be an owned directory: ``.``, ``..``, ``/``, and text with null
+    characters.
+    """
     if "\0" in path or Path(path).name in ("", ".."):
         raise ConfigError(f"{field} is {path!r}, expected the name of a new directory")
 
@@ -272,7 +297,9 @@ class Difference:
     """First difference between two JSON values."""
 
     field: str
-    """Path, such as ``split.test`` or ``schema.sparse[3].name``; empty if the values are not collections."""
+    """Path, such as ``split.test`` or ``schema.sparse[3].name``; empty if the values are not
+    collections.
+    """
     want: Any
     have: Any
 
@@ -284,21 +311,25 @@ def _names(items: Any) -> list[str] | None:
 
 
 def first_difference(want: Any, have: Any, field: str = "") -> Difference | None:
-    """Return the first difference of two JSON values, in the order of the keys of `want`; None if they are equal.
+    """Return the first difference of two JSON values, in the order of the keys of `want`; None if
+    they are equal.
 
-    For lists of features, only the names that one of them lacks are returned. An empty text equals an absent value,
-    which may have been written before the field existed.
+    For lists of features, only the names that one of them lacks are returned. An empty text equals
+    an absent value, which may have been written before the field existed.
     """
     if isinstance(want, Mapping) and isinstance(have, Mapping):
         prefix = f"{field}." if field else ""
-        pairs = [(f"{prefix}{key}", want.get(key, _ABSENT), have.get(key, _ABSENT)) for key in {**want, **have}]
+        pairs = [
+            (f"{prefix}{key}", want.get(key, _ABSENT), have.get(key, _ABSENT)) for key in {**want, **have}
+        ]
     elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
         pairs = [(f"{field}[{index}]", *pair) for index, pair in enumerate(zip(want, have, strict=True))]
     else:
         expected, present = _names(want), _names(have)
         if expected is not None and present is not None and set(expected) != set(present):
             only = [
-                [name for name in one if name not in other] for one, other in ((expected, present), (present, expected))
+                [name for name in one if name not in other]
+                for one, other in ((expected, present), (present, expected))
             ]
             return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
         return None if want == have else Difference(field=field, want=want, have=have)

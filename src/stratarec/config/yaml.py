@@ -1,6 +1,7 @@
 """YAML for recipes, with limits that keep a hostile or broken file from taking time or memory.
 
-A kilobyte of nested aliases can expand to 10^9 values, and a number of 10^6 digits takes minutes to parse.
+A kilobyte of nested aliases can expand to 10^9 values, and a number of 10^6 digits takes minutes to
+parse.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ _MAX_DIGITS = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that refuses too many values, too deep nesting, and duplicate keys (else the last one would win)."""
+    """Loader that refuses too many values, too deep nesting, and duplicate keys (else the last one
+    would win).
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._values, self._depth = 0, 0
+        self._values = 0
+        self._depth = 0
         self._sizes: dict[str, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
-        # An alias counts as many values as the section of its anchor, and must not occur inside that section.
+        # An alias counts as many values as the section of its anchor, and must not occur inside
+        # that section.
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self.anchors and event.anchor not in self._sizes:
-            raise ConstructorError(None, None, f"alias {event.anchor} refers to its own section", event.start_mark)
+            raise ConstructorError(
+                None, None, f"alias {event.anchor} refers to its own section", event.start_mark
+            )
         self._values += self._sizes.get(event.anchor, 1) if alias else 1
         self._depth += 1
         if self._values > _MAX_VALUES:
@@ -55,7 +62,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             is_duplicate = key in seen
             seen.add(key)
         except TypeError as error:
-            raise ConstructorError(None, None, "a list or section cannot be a key", name.start_mark) from error
+            raise ConstructorError(
+                None, None, "a list or section cannot be a key", name.start_mark
+            ) from error
         if is_duplicate:
             raise ConstructorError(None, None, f"duplicate key {key!r}", name.start_mark)
     return loader.construct_mapping(node, deep=True)

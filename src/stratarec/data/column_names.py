@@ -1,9 +1,9 @@
 """Names of StrataRec's internal columns and tables, and checks of the names in a schema.
 
-Internal names begin with ``@``. Names of features, groups and vocabularies must not, so a feature may be called
-``label``, ``count`` or ``__row``. Names are never used as patterns or paths (`stratarec.io.names` converts them to file
-names). Columns of a shard's tables are stored as ``<table>/<column>``; a ``/`` in a column's name is escaped as in
-URLs."""
+Internal names begin with ``@``. Names of features, groups and vocabularies must not, so a feature
+may be called ``label``, ``count`` or ``__row``. Names are never used as patterns or paths
+(`stratarec.io.names` converts them to file names). Columns of a shard's tables are stored as
+``<table>/<column>``; a ``/`` in a column's name is escaped as in URLs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ from stratarec.errors import ConfigError
 MARK = "@"
 
 # Columns of samples.
-LABEL, WEIGHT, TIME, USER, SESSION, ROW = "@label", "@weight", "@time", "@user", "@session", "@row"
+LABEL = "@label"
+WEIGHT = "@weight"
+TIME = "@time"
+USER = "@user"
+SESSION = "@session"
+ROW = "@row"
 # Internal columns that spilled rows have in addition to the schema's columns.
-FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
+FILE = "@file"
+SPLIT = "@split"
+PARTITION = "@partition"
+PLACE = "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
 # Column of the table of sessions -> column of samples that replaces it if there are no tables.
@@ -70,7 +78,9 @@ def from_stored(stored: str) -> tuple[str, str]:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise `ConfigError` if a feature, group or vocabulary cannot have this name. The message names `field`."""
+    """Raise `ConfigError` if a feature, group or vocabulary cannot have this name. The message
+    names `field`.
+    """
     if name.startswith(MARK):
         raise _refused(field, name, f"without {MARK!r} at its beginning, which marks internal columns")
     if name == _TAKEN:
@@ -98,4 +108,6 @@ def _check_any(field: str, name: str) -> None:
 
 
 def _refused(field: str, name: str, expected: str) -> ConfigError:
-    return ConfigError(f"{field} is {name!r}, expected a name {expected}; rename it (a column also in the log)")
+    return ConfigError(
+        f"{field} is {name!r}, expected a name {expected}; rename it (a column also in the log)"
+    )

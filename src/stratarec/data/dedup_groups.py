@@ -1,10 +1,12 @@
-"""Groups of features that repeat together within a session, declared by the schema or proposed from measured repeats.
+"""Groups of features that repeat together within a session, declared by the schema or proposed from
+measured repeats.
 
-RecD (arXiv 2211.05239) stores the distinct values of a group once. A value of a group is repeated only if all its
-features have the same values, so a feature that changes often reduces the repeats of the others. Features are grouped
-as long as no feature loses more than a fifth of its dedup factor (samples per distinct value). Raw values are compared,
-and vocabularies and transforms are applied only to distinct values. If two distinct values get the same id, because
-rare values share rows, they are merged.
+RecD (arXiv 2211.05239) stores the distinct values of a group once. A value of a group is repeated
+only if all its features have the same values, so a feature that changes often reduces the repeats
+of the others. Features are grouped as long as no feature loses more than a fifth of its dedup
+factor (samples per distinct value). Raw values are compared, and vocabularies and transforms are
+applied only to distinct values. If two distinct values get the same id, because rare values share
+rows, they are merged.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _LEAST_SHARE = 0.8
 
 
 def dedup_factor(samples_per_session: float, same: float) -> float:
-    """Return the samples per distinct value if sessions are stored together: 1 / (1/S + (1 - 1/S) (1 - d)).
+    """Return the samples per distinct value if sessions are stored together: 1 / (1/S + (1 - 1/S)
+    (1 - d)).
 
     Parameters
     ----------
@@ -50,7 +53,8 @@ class Repeats:
     Parameters
     ----------
     names : tuple of str
-        F features. Histories and features with weights are left out; the main sequence represents all its columns.
+        F features. Histories and features with weights are left out; the main sequence represents
+        all its columns.
     samples, sessions : int
         Number of measured samples and sessions.
     same : ndarray
@@ -66,11 +70,15 @@ class Repeats:
     def none(cls, schema: Schema) -> Repeats:
         """Return counts that are all 0."""
         names = feature_names(schema)
-        return cls(names=names, samples=0, sessions=0, same=np.zeros((len(names), len(names)), dtype=np.int64))
+        return cls(
+            names=names, samples=0, sessions=0, same=np.zeros((len(names), len(names)), dtype=np.int64)
+        )
 
     @classmethod
     def measure(cls, frame: pl.DataFrame, schema: Schema, inside: NDArray[np.bool_]) -> Repeats:
-        """Count repeats in rows in stored order. ``inside[i]`` says whether rows i - 1 and i are in one session."""
+        """Count repeats in rows in stored order. ``inside[i]`` says whether rows i - 1 and i are in
+        one session.
+        """
         names = feature_names(schema)
         pairs = np.empty((len(names), int(inside.sum())), dtype=np.float32)
         for place, name in enumerate(names):
@@ -111,7 +119,8 @@ class Repeats:
         return self.samples / max(self.sessions, 1)
 
     def stays(self, *names: str) -> float:
-        """Return RecD's d: the share of adjacent samples of a session with equal values of all features `names`.
+        """Return RecD's d: the share of adjacent samples of a session with equal values of all
+        features `names`.
 
         The estimate is the smallest share for any two of these features.
         """
@@ -124,8 +133,8 @@ class Repeats:
         return dedup_factor(self.samples_per_session, self.stays(*names))
 
     def propose(self, grouped: Sequence[str] = (), names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Propose groups of the features that are not in `grouped`. Groups are named found_1, found_2 and so on;
-        names that are in use (`names`) are skipped.
+        """Propose groups of the features that are not in `grouped`. Groups are named found_1,
+        found_2 and so on; names that are in use (`names`) are skipped.
         """
         free = [name for name in self.names if name not in grouped and self.factor(name) >= _LEAST_FACTOR]
         groups: list[list[str]] = []
@@ -139,12 +148,15 @@ class Repeats:
                 groups.append([name])
         free_names = (name for number in count(1) if (name := f"found_{number}") not in names)
         return {
-            name: tuple(sorted(group, key=self.names.index)) for group, name in zip(groups, free_names, strict=False)
+            name: tuple(sorted(group, key=self.names.index))
+            for group, name in zip(groups, free_names, strict=False)
         }
 
 
 def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
-    """Return ``[N]`` flags: whether a row equals the row before it in all of `columns`. Without columns, all false."""
+    """Return ``[N]`` flags: whether a row equals the row before it in all of `columns`. Without
+    columns, all false.
+    """
     if not columns:
         return np.zeros(len(frame), dtype=np.bool_)
     equal = (column(name).eq_missing(column(name).shift(1)) for name in columns)
@@ -156,32 +168,48 @@ def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
 def feature_names(schema: Schema) -> tuple[str, ...]:
     """Return the features that can be chosen for a group, sparse before dense.
 
-    These are all except histories, features with weights, and parallel columns, which are in the group of their main
-    sequence.
+    These are all except histories, features with weights, and parallel columns, which are in the
+    group of their main sequence.
     """
     free = (feature for feature in schema.sparse if not feature.traits.derived and not feature.weights)
-    return (*(feature.name for feature in free if not feature.beside), *(feature.name for feature in schema.dense))
+    return (
+        *(feature.name for feature in free if not feature.beside),
+        *(feature.name for feature in schema.dense),
+    )
 
 
 def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str, tuple[str, ...]] | None:
-    """Return the groups of a data set. None if it has no groups and every sample stores a copy of its histories."""
+    """Return the groups of a data set. None if it has no groups and every sample stores a copy of
+    its histories.
+    """
     if mode == "none":
         return None
     declared = [name for names in schema.groups.values() for name in names]
-    proposed = repeats.propose(declared, (*schema.groups, *schema.names)) if mode == "auto" and repeats.sessions else {}
-    groups = {**schema.groups, **{name: _with_columns(features, schema) for name, features in proposed.items()}}
+    proposed = (
+        repeats.propose(declared, (*schema.groups, *schema.names))
+        if mode == "auto" and repeats.sessions
+        else {}
+    )
+    groups = {
+        **schema.groups,
+        **{name: _with_columns(features, schema) for name, features in proposed.items()},
+    }
     return groups if groups or schema.histories else None
 
 
 def _with_columns(features: Sequence[str], schema: Schema) -> tuple[str, ...]:
-    """Add the parallel columns of sequences, and return features in the order of the schema, sparse before dense."""
+    """Add the parallel columns of sequences, and return features in the order of the schema, sparse
+    before dense.
+    """
     chosen = {column.name for name in features for column in schema.sequences.get(name, ())} | set(features)
     names = [*(feature.name for feature in schema.sparse), *(feature.name for feature in schema.dense)]
     return tuple(name for name in names if name in chosen)
 
 
 def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repeats) -> list[str]:
-    """Return messages about proposed groups, and about declared groups that do not repeat together."""
+    """Return messages about proposed groups, and about declared groups that do not repeat
+    together.
+    """
     lines = []
     for name, features in groups.items():
         counted = [feature for feature in features if feature in repeats.names]
@@ -191,7 +219,8 @@ def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repea
         elif factor < _LEAST_FACTOR:
             loner = min(counted, key=repeats.stays)
             lines.append(
-                f"group {name!r} of the schema: its columns do not repeat together (dedup factor at most {factor:.2f}, "
-                f"{loner!r} changes most often); the data set is correct but larger than without the group"
+                f"group {name!r} of the schema: its columns do not repeat together (dedup factor at most "
+                f"{factor:.2f}, {loner!r} changes most often); the data set is correct but "
+                "larger than without the group"
             )
     return lines

@@ -1,7 +1,7 @@
 """Duplication of values within batches, and the lookups that deduplication saves.
 
-Each deduplication group is measured as a whole. A feature without a group is measured alone, which shows how much a
-group of this feature would save.
+Each deduplication group is measured as a whole. A feature without a group is measured alone, which
+shows how much a group of this feature would save.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ class Profile:
 
     @property
     def lookups_saved(self) -> float:
-        """Share of all lookups in a batch that deduplication saves, with the groups of the data set."""
+        """Share of all lookups in a batch that deduplication saves, with the groups of the data
+        set.
+        """
         total = sum(row.ids for row in self.rows)
         return sum(row.ids * row.saved for row in self.rows if row.grouped) / total if total else 0.0
 
 
-def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, batches: int = 20) -> Profile:
+def profile(
+    dataset: Dataset, split: str = "train", *, batch_size: int = 4096, batches: int = 20
+) -> Profile:
     """Measure the duplication of a split.
 
     Parameters
@@ -71,7 +75,10 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
     if batch_size < 1 or batches < 1:
         raise ConfigError(f"batch size and batches are {batch_size} and {batches}, expected at least 1")
     grouped = {name for names in dataset.groups.values() for name in names}
-    names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
+    names = [
+        *(feature.name for feature in dataset.schema.sparse),
+        *(feature.name for feature in dataset.schema.dense),
+    ]
     parts = {**dataset.groups, **{name: (name,) for name in names if name not in grouped}}
     ids, distinct, samples = Counter[str](), Counter[str](), 0
     epoch = Loader(dataset, split, LoaderConfig(batch_size=batch_size, expand=True)).epoch(0)
@@ -96,14 +103,20 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 
 
 def _columns(batch: Batch, dataset: Dataset) -> dict[str, pl.Series]:
-    """Return the values of each feature; columns are named by number, as Polars reads * as many columns."""
-    dense = {feature.name: batch.dense[:, place].numpy() for place, feature in enumerate(dataset.schema.dense)}
+    """Return the values of each feature; columns are named by number, as Polars reads * as many
+    columns.
+    """
+    dense = {
+        feature.name: batch.dense[:, place].numpy() for place, feature in enumerate(dataset.schema.dense)
+    }
     values = {**dense, **{key: _ids(batch.sparse[key]) for key in batch.sparse.keys}}
     return {name: pl.Series(str(number), column) for number, (name, column) in enumerate(values.items())}
 
 
 def _ids(bags: JaggedTensor) -> np.ndarray | pa.Array:
-    """Return the id of each sample, -1 if it has none; lists of ids if some samples have several."""
+    """Return the id of each sample, -1 if it has none; lists of ids if some samples have
+    several.
+    """
     offsets, values = bags.offsets.numpy(), bags.values.numpy()
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > 1:

@@ -19,7 +19,9 @@ PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_
 
 
 def _require_text(value: object) -> object:
-    """Raise `ValueError` for a number or null in a recipe; other texts are refused where the unit is known."""
+    """Raise `ValueError` for a number or null in a recipe; other texts are refused where the unit
+    is known.
+    """
     if isinstance(value, str):
         return value
     advice = "; leave the field out for its default" if value is None else ""
@@ -31,7 +33,9 @@ Duration: TypeAlias = Annotated[str, pydantic.BeforeValidator(_require_text)]
 
 
 def in_unit(text: str, unit: TimeUnit, field: str) -> int:
-    """Parse a duration and return it in `unit`. Raises `ConfigError`, which names `field`, if it is no duration."""
+    """Parse a duration and return it in `unit`. Raises `ConfigError`, which names `field`, if it is
+    no duration.
+    """
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{field} is {text!r}, expected {_EXPECTED}")
@@ -42,7 +46,9 @@ def in_unit(text: str, unit: TimeUnit, field: str) -> int:
 
 
 def as_text(length: int, unit: TimeUnit) -> str:
-    """Format a duration in `unit` with its two largest units, such as 12d 9h; below a second, in `unit`."""
+    """Format a duration in `unit` with its two largest units, such as 12d 9h; below a second, in
+    `unit`.
+    """
     seconds = length // PER_SECOND[unit]
     if not seconds:
         return f"{length} {unit}" if length else "0s"

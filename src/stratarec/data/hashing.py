@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from stratarec.errors import DataError
 from stratarec.kernels.random import HASH_SEED, mix_array
 
-# Maximum number of strings for which hashing every string is faster than hashing distinct strings and joining.
+# Maximum number of strings for which hashing every string is faster than hashing distinct strings
+# and joining.
 _FEW = 1000
 
 

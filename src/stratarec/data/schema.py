@@ -1,20 +1,21 @@
 """The columns of a data set: labels, dense and sparse features, and the keys that group samples.
 
-*Labels.* A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but not all. Histories,
-early stopping and the counts of a split use the first label.
+*Labels.* A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but
+not all. Histories, early stopping and the counts of a split use the first label.
 
-*Weights.* `Schema.weight` is the weight of a sample in the loss and in metrics. Only ratios of weights matter, and
-weights of 1 give the same bits as no weights. `SparseFeature.weights` are the weights of the values in a bag. A feature
-with weights is stored with the samples and not in a deduplication group, because different weights would make otherwise
-equal values of the group distinct.
+*Weights.* `Schema.weight` is the weight of a sample in the loss and in metrics. Only ratios of
+weights matter, and weights of 1 give the same bits as no weights. `SparseFeature.weights` are the
+weights of the values in a bag. A feature with weights is stored with the samples and not in a
+deduplication group, because different weights would make otherwise equal values of the group
+distinct.
 
-*Sequences.* A ``history`` is computed by `prepare`. A ``sequence`` is an ordered list in the log, oldest value first,
-optionally with parallel lists (`SparseFeature.beside`). Both kinds share the vocabulary of the feature that their field
-`of` names.
+*Sequences.* A ``history`` is computed by `prepare`. A ``sequence`` is an ordered list in the log,
+oldest value first, optionally with parallel lists (`SparseFeature.beside`). Both kinds share the
+vocabulary of the feature that their field `of` names.
 
-*Dates.* `Schema.dates` lists columns of dates, and the numbers that are computed from them (`data/columns/dates.py`).
-Each number is a feature named after its column, such as ``arrival.month``. It is a dense feature, unless
-`Schema.sparse` has a feature of this name.
+*Dates.* `Schema.dates` lists columns of dates, and the numbers that are computed from them
+(`data/columns/dates.py`). Each number is a feature named after its column, such as
+``arrival.month``. It is a dense feature, unless `Schema.sparse` has a feature of this name.
 """
 
 from __future__ import annotations
@@ -41,12 +42,16 @@ Decimal = Literal["", ".", ","]
 
 
 class _KindTraits(NamedTuple):
-    """Properties of one `SparseKind`, which decide how the values of such features are read and stored."""
+    """Properties of one `SparseKind`, which decide how the values of such features are read and
+    stored.
+    """
 
     lists: bool
     """Whether a row has several values."""
     derived: bool
-    """Whether `prepare` computes the values from earlier samples, so that the log has no such column."""
+    """Whether `prepare` computes the values from earlier samples, so that the log has no such
+    column.
+    """
     last: bool
     """Whether the last `max_length` values are kept instead of the first."""
 
@@ -63,7 +68,9 @@ UNKNOWN = 2
 
 
 def _word(value: Any) -> Any:
-    """Return `value` if it is text, else raise an error: YAML reads yes and no as booleans, and digits as numbers."""
+    """Return `value` if it is text, else raise an error: YAML reads yes and no as booleans, and
+    digits as numbers.
+    """
     if isinstance(value, bool | int | float):
         raise ConfigError(f"expected text, got {value}; put it in quotes, as in equals: 'yes'")
     return value
@@ -86,30 +93,34 @@ class LabelRule:
         if (self.at_least is None) == (not self.equals):
             which = "neither" if self.at_least is None else "both"
             raise ConfigError(
-                f"a label's rule of column {self.column!r} has {which} of at_least and equals, expected one: "
-                "at_least: 4 of numbers, or equals: 'yes' of words"
+                f"a label's rule of column {self.column!r} has {which} of at_least and equals, expected "
+                "one: at_least: 4 of numbers, or equals: 'yes' of words"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A number per sample. A missing number becomes 0 after all transforms, which is the mean if standardized."""
+    """A number per sample. A missing number becomes 0 after all transforms, which is the mean if
+    standardized.
+    """
 
     name: str
     """Name of the feature, and of its column unless `column` names another."""
     column: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = ""
-    """Column of the log, if it is not named like the feature: a column of whole numbers can be a number and, under its
-    own name, a category."""
+    """Column of the log, if it is not named like the feature: a column of whole numbers can be a
+    number and, under its own name, a category."""
     transform: DenseTransform = "log1p"
     """``log1p`` is sign(x) * log(1 + |x|)."""
     standardize: bool = True
     """Subtract the training mean and divide by the training standard deviation."""
     group: str = ""
-    """Name of a deduplication group: features that repeat together in a session. Distinct values are stored once."""
+    """Name of a deduplication group: features that repeat together in a session. Distinct values
+    are stored once.
+    """
     decimal: Annotated[Decimal, pydantic.Field(exclude_if=operator.not_)] = ""
-    """Decimal mark of numbers that are text as people write it: ``.`` for 1,234.50 and $7, ``,`` for 1.234,50 and 12 %.
-    Separators of thousands, and signs of a currency or percent, are then ignored. Empty for plain numbers such as
-    1234.5."""
+    """Decimal mark of numbers that are text as people write it: ``.`` for 1,234.50 and $7, ``,``
+    for 1.234,50 and 12 %. Separators of thousands, and signs of a currency or percent, are then
+    ignored. Empty for plain numbers such as 1234.5."""
 
     @property
     def source(self) -> str:
@@ -124,54 +135,67 @@ class SparseFeature:
     name: str
     """Name of the column and of the feature."""
     kind: SparseKind = "single"
-    """``single``: at most one value. ``multi``: a list without order. ``sequence``: an ordered list in the log, oldest
-    value first, such as the user's last items. ``history``: computed by `prepare` from the log: the values of the
-    feature `of` in the last positive samples of the same user, strictly earlier than this sample, oldest first."""
+    """``single``: at most one value. ``multi``: a list without order. ``sequence``: an ordered list
+    in the log, oldest value first, such as the user's last items. ``history``: computed by
+    `prepare` from the log: the values of the feature `of` in the last positive samples of the same
+    user, strictly earlier than this sample, oldest first."""
     vocabulary: str = ""
-    """Name of the vocabulary. Features with the same vocabulary share ids and a table. If empty, it is the feature's
-    name, or, for a history or sequence with `of`, the vocabulary of that feature."""
+    """Name of the vocabulary. Features with the same vocabulary share ids and a table. If empty, it
+    is the feature's name, or, for a history or sequence with `of`, the vocabulary of that
+    feature."""
     of: str = ""
-    """For ``history``: the feature of kind ``single`` whose earlier values it collects. For ``sequence``: the feature
-    of kind ``single`` (such as the candidate item) with which attention compares its values; empty for no
-    comparison."""
+    """For ``history``: the feature of kind ``single`` whose earlier values it collects. For
+    ``sequence``: the feature of kind ``single`` (such as the candidate item) with which attention
+    compares its values; empty for no comparison."""
     beside: str = ""
-    """For ``sequence``: name of the main sequence, if this is a parallel column, such as the categories of its items.
-    The two lists of a row have the same length, and their i-th values belong to the same event. An event that lacks a
-    value in one of the columns is removed from all of them."""
+    """For ``sequence``: name of the main sequence, if this is a parallel column, such as the
+    categories of its items. The two lists of a row have the same length, and their i-th values
+    belong to the same event. An event that lacks a value in one of the columns is removed from all
+    of them."""
     weights: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
-    """For ``multi``: name of the column with a weight for each value, in lists of the same length, or in text that is
-    split at the same `separator`. Weights are finite and at least 0. Pooling computes the sum of w * row, for a mean
-    divided by the sum of w."""
+    """For ``multi``: name of the column with a weight for each value, in lists of the same length,
+    or in text that is split at the same `separator`. Weights are finite and at least 0. Pooling
+    computes the sum of w * row, for a mean divided by the sum of w."""
     max_length: int = 50
-    """Maximum number of values that are kept: the first of ``multi``, the last of ``history`` and ``sequence``. A
-    parallel column has the maximum of its main sequence."""
+    """Maximum number of values that are kept: the first of ``multi``, the last of ``history`` and
+    ``sequence``. A parallel column has the maximum of its main sequence."""
     within: Annotated[Duration, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
-    """For ``history``: age of the oldest event that a history may contain, such as ``30d``, measured at the time of the
-    sample. Empty for events of any age."""
+    """For ``history``: age of the oldest event that a history may contain, such as ``30d``,
+    measured at the time of the sample. Empty for events of any age."""
     separator: str = ""
-    """For ``multi`` and ``sequence``: string at which text is split; spaces around the parts are removed. If empty, the
-    column has lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
+    """For ``multi`` and ``sequence``: string at which text is split; spaces around the parts are
+    removed. If empty, the column has lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a',
+    'b']``."""
     type: ValueType = "auto"
-    """Type of the values. ``integer``: 7 and 7.0 are equal, and 007 is refused. ``text``: numbers become text.
-    ``auto``: text in text files, the type of the column in Parquet; with `of`, the type of that feature."""
+    """Type of the values. ``integer``: 7 and 7.0 are equal, and 007 is refused. ``text``: numbers
+    become text. ``auto``: text in text files, the type of the column in Parquet; with `of`, the
+    type of that feature."""
     group: str = ""
-    """Name of a deduplication group, as for dense features. All columns of a sequence are in one group. Histories are
-    not in groups, because they are stored as windows."""
+    """Name of a deduplication group, as for dense features. All columns of a sequence are in one
+    group. Histories are not in groups, because they are stored as windows."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
-            raise ConfigError(f"sparse feature {self.name!r}: kind history needs `of`, the feature with the values")
+            raise ConfigError(
+                f"sparse feature {self.name!r}: kind history needs `of`, the feature with the values"
+            )
         if self.max_length < 1:
-            raise ConfigError(f"sparse feature {self.name!r}: max_length is {self.max_length}, expected at least 1")
+            raise ConfigError(
+                f"sparse feature {self.name!r}: max_length is {self.max_length}, expected at least 1"
+            )
         if self.kind == "history" and self.group:
             raise ConfigError(
-                f"sparse feature {self.name!r}: a history is stored as a window, not in group {self.group!r}; "
-                "remove `group`"
+                f"sparse feature {self.name!r}: a history is stored as a window, not in group "
+                f"{self.group!r}; remove `group`"
             )
         if self.within and self.kind != "history":
-            raise ConfigError(f"sparse feature {self.name!r}: `within` requires kind history; got {self.kind}")
+            raise ConfigError(
+                f"sparse feature {self.name!r}: `within` requires kind history; got {self.kind}"
+            )
         if self.beside and self.kind != "sequence":
-            raise ConfigError(f"sparse feature {self.name!r}: `beside` requires kind sequence; got {self.kind}")
+            raise ConfigError(
+                f"sparse feature {self.name!r}: `beside` requires kind sequence; got {self.kind}"
+            )
         self._check_weights()
         if not self.vocabulary and self.kind != "history" and not (self.kind == "sequence" and self.of):
             object.__setattr__(self, "vocabulary", self.name)
@@ -182,38 +206,47 @@ class SparseFeature:
         return _KINDS[self.kind]
 
     def as_column(self) -> SparseFeature:
-        """Return a history as a column of lists of any length, because it must keep its last values."""
+        """Return a history as a column of lists of any length, because it must keep its last
+        values.
+        """
         return replace(self, kind="multi", of="", within="", max_length=1 << 62)
 
     def _check_weights(self) -> None:
         if self.weights and self.kind != "multi":
-            raise ConfigError(f"sparse feature {self.name!r}: `weights` requires kind multi; got {self.kind}")
+            raise ConfigError(
+                f"sparse feature {self.name!r}: `weights` requires kind multi; got {self.kind}"
+            )
         if self.weights and self.group:
             raise ConfigError(
-                f"sparse feature {self.name!r}: a feature with `weights` is stored with its samples, not in group "
-                f"{self.group!r}; remove `group`"
+                f"sparse feature {self.name!r}: a feature with `weights` is stored with its samples, not "
+                f"in group {self.group!r}; remove `group`"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DateColumn:
-    """A column of dates, and the features that are computed from it. A missing date gives missing numbers."""
+    """A column of dates, and the features that are computed from it. A missing date gives missing
+    numbers.
+    """
 
     name: str
     """Column name; it may be `schema.time`."""
     parts: tuple[DatePart, ...] = ()
-    """Features, named ``NAME.PART``: ``hour`` (0 to 23), ``weekday`` (1 to 7, from Monday), ``day`` of the month,
-    ``month`` (1 to 12), ``days`` since 1970-01-01."""
+    """Features, named ``NAME.PART``: ``hour`` (0 to 23), ``weekday`` (1 to 7, from Monday), ``day``
+    of the month, ``month`` (1 to 12), ``days`` since 1970-01-01."""
     since: tuple[str, ...] = ()
-    """Other columns of dates, `schema.time` or names in `schema.dates`. The feature ``NAME.since.OTHER`` is the number
-    of days from that date to this one, with a fraction, negative if this one is earlier."""
+    """Other columns of dates, `schema.time` or names in `schema.dates`. The feature
+    ``NAME.since.OTHER`` is the number of days from that date to this one, with a fraction, negative
+    if this one is earlier."""
     zone: str = "UTC"
-    """Time zone of `parts`, such as ``Europe/Berlin``. Dates are read as UTC unless they have an offset or a zone, so
-    leave it out if the log has local times without an offset."""
+    """Time zone of `parts`, such as ``Europe/Berlin``. Dates are read as UTC unless they have an
+    offset or a zone, so leave it out if the log has local times without an offset."""
     time_unit: TimeUnit = "s"
     """Unit of integers, as `schema.time_unit`, from which the column `schema.time` takes it."""
     time_format: str = ""
-    """Format of text or digits, as `schema.time_format`, from which the column `schema.time` takes it."""
+    """Format of text or digits, as `schema.time_format`, from which the column `schema.time` takes
+    it.
+    """
 
     @property
     def part_features(self) -> dict[DatePart, str]:
@@ -243,8 +276,8 @@ class DateColumn:
             ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError) as error:  # OSError: the name of a directory of zones
             raise ConfigError(
-                f"{place}: zone is {self.zone!r}, expected a name such as UTC or Europe/Berlin; if no zone is known, "
-                "install the package tzdata"
+                f"{place}: zone is {self.zone!r}, expected a name such as UTC or Europe/Berlin; if no zone "
+                "is known, install the package tzdata"
             ) from error
 
 
@@ -253,32 +286,35 @@ class Schema:
     """The columns of a log and of the data set that is prepared from it, with their roles."""
 
     label: str | LabelRule = "label"
-    """Name of a column of 0 and 1 or of booleans, or a rule such as ``{column: rating, at_least: 4}`` or ``{column:
-    answer, equals: 'yes'}``."""
+    """Name of a column of 0 and 1 or of booleans, or a rule such as ``{column: rating, at_least:
+    4}`` or ``{column: answer, equals: 'yes'}``."""
     labels: tuple[str | LabelRule, ...] = ()
-    """Several labels instead of `label`, such as ``[click, like]``: names of columns or rules. A row may lack some of
-    them. The model has a logit for each label. The first label decides which rows are events of histories, and its
-    metrics decide about early stopping."""
+    """Several labels instead of `label`, such as ``[click, like]``: names of columns or rules. A
+    row may lack some of them. The model has a logit for each label. The first label decides which
+    rows are events of histories, and its metrics decide about early stopping."""
     weight: str = ""
-    """Name of the column with sample weights, for the training loss and every metric; finite numbers of at least 0.
-    Empty for equal weights."""
+    """Name of the column with sample weights, for the training loss and every metric; finite
+    numbers of at least 0. Empty for equal weights."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
-    """Name of the column with times: integers, seconds since 1970 with a fraction, timestamps, or text such as
-    2024-05-31 or 2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows). Empty if the log has no times."""
+    """Name of the column with times: integers, seconds since 1970 with a fraction, timestamps, or
+    text such as 2024-05-31 or 2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows).
+    Empty if the log has no times."""
     time_unit: TimeUnit = "s"
     """Unit of integers in the time column; timestamps and fractions are converted to this unit."""
     time_format: str = ""
-    """Format of times in text or digits, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the formats that `time`
-    lists."""
+    """Format of times in text or digits, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the
+    formats that `time` lists."""
     session: str = ""
     """Name of the column with sessions. Samples of a session are stored together."""
     user: str = ""
     """Name of the column with users. It is needed for histories, and used for grouped AUC."""
-    dates: Annotated[tuple[DateColumn, ...], pydantic.Field(exclude_if=operator.not_)] = field(default=(), repr=False)
-    """Columns of dates, such as ``{name: arrival, parts: [weekday, month], since: [time]}``, from which features are
-    computed."""
+    dates: Annotated[tuple[DateColumn, ...], pydantic.Field(exclude_if=operator.not_)] = field(
+        default=(), repr=False
+    )
+    """Columns of dates, such as ``{name: arrival, parts: [weekday, month], since: [time]}``, from
+    which features are computed."""
 
     def __post_init__(self) -> None:
         self._take_labels()
@@ -286,7 +322,9 @@ class Schema:
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
         types = {feature.name: feature.type for feature in self.sparse}
         filled = (
-            replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of, type=types.get(f.of, f.type))
+            replace(
+                f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of, type=types.get(f.of, f.type)
+            )
             for f in self.sparse
         )
         object.__setattr__(self, "sparse", tuple(self._with_main_of(feature) for feature in filled))
@@ -298,9 +336,13 @@ class Schema:
         if not self.labels:
             return
         if self.label not in (Schema.label, self.labels[0]):
-            raise ConfigError(f"schema.label is {self.label!r}, but schema.labels is set too; remove one of them")
+            raise ConfigError(
+                f"schema.label is {self.label!r}, but schema.labels is set too; remove one of them"
+            )
         if len(self.labels) == 1:
-            raise ConfigError("schema.labels has one entry, expected several; use schema.label for one label")
+            raise ConfigError(
+                "schema.labels has one entry, expected several; use schema.label for one label"
+            )
         object.__setattr__(self, "label", self.labels[0])
         columns = self.label_columns
         repeated = next((name for name in columns if columns.count(name) > 1), None)
@@ -308,7 +350,9 @@ class Schema:
             raise ConfigError(f"schema.labels: column {repeated!r} is repeated, expected different columns")
 
     def _take_dates(self) -> None:
-        """Check the columns of dates, and append their features to `dense` if they are not in `dense` or `sparse`."""
+        """Check the columns of dates, and append their features to `dense` if they are not in
+        `dense` or `sparse`.
+        """
         names = [date.name for date in self.dates]
         for date in self.dates:
             date.check()
@@ -319,25 +363,28 @@ class Schema:
                 raise ConfigError(f"{place} is a label or the weight of samples; name another column")
             if date.name == self.time and (date.time_unit, date.time_format) != ("s", ""):
                 raise ConfigError(
-                    f"{place} is schema.time: set schema.time_unit and schema.time_format and omit these fields here"
+                    f"{place} is schema.time: set schema.time_unit and schema.time_format "
+                    "and omit these fields here"
                 )
             others = [name for name in (*names, self.time) if name and name != date.name]
             unknown = next((other for other in date.since if other not in others), None)
             if unknown is not None:
                 raise ConfigError(
-                    f"{place}: since names {unknown!r}, expected schema.time or another column of schema.dates"
+                    f"{place}: since names {unknown!r}, expected schema.time or "
+                    "another column of schema.dates"
                 )
         features = self.date_features
         present = set(self.names)
         added = (DenseFeature(name=name, transform="none") for name in features if name not in present)
         object.__setattr__(self, "dense", (*self.dense, *added))
         derived = next(
-            (f for f in self.sparse if f.kind != "single" and (f.name in features or f.of in features)), None
+            (f for f in self.sparse if f.kind != "single" and (f.name in features or f.of in features)),
+            None,
         )
         if derived is not None:
             raise ConfigError(
-                f"sparse feature {derived.name!r}: a feature of schema.dates is of kind single, and no feature is made "
-                "of its earlier values; rename the feature, or name another one in `of`"
+                f"sparse feature {derived.name!r}: a feature of schema.dates is of kind single, and no "
+                "feature is made of its earlier values; rename the feature, or name another one in `of`"
             )
 
     def _with_main_of(self, feature: SparseFeature) -> SparseFeature:
@@ -347,15 +394,15 @@ class Schema:
         mains = {main.name: main for main in self.sparse if main.kind == "sequence" and not main.beside}
         if feature.beside not in mains:
             raise ConfigError(
-                f"sparse feature {feature.name!r}: `beside` is {feature.beside!r}, expected a feature of kind sequence "
-                "that has no `beside`"
+                f"sparse feature {feature.name!r}: `beside` is {feature.beside!r}, expected a feature of "
+                "kind sequence that has no `beside`"
             )
         main, default = mains[feature.beside], SparseFeature.max_length
         for name, free in (("max_length", default), ("group", "")):
             if getattr(feature, name) not in (free, getattr(main, name)):
                 raise ConfigError(
-                    f"sparse feature {feature.name!r}: {name} is {getattr(feature, name)!r}, but its main sequence "
-                    f"{main.name!r} has {getattr(main, name)!r}; remove it"
+                    f"sparse feature {feature.name!r}: {name} is {getattr(feature, name)!r}, but its main "
+                    f"sequence {main.name!r} has {getattr(main, name)!r}; remove it"
                 )
         return replace(feature, max_length=main.max_length, group=main.group)
 
@@ -368,7 +415,9 @@ class Schema:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
         for label in self.label_columns:
             if label in (*names, *(feature.column for feature in self.dense)):
-                raise ConfigError(f"schema: the label column {label!r} is also a feature; remove the feature")
+                raise ConfigError(
+                    f"schema: the label column {label!r} is also a feature; remove the feature"
+                )
         computed = next((feature for feature in self.dense if feature.column in self.date_features), None)
         if computed is not None:
             raise ConfigError(
@@ -377,7 +426,9 @@ class Schema:
             )
         clash = sorted(set(self.groups) & set(names))
         if clash:
-            raise ConfigError(f"schema: groups and features must have different names, shared: {', '.join(clash)}")
+            raise ConfigError(
+                f"schema: groups and features must have different names, shared: {', '.join(clash)}"
+            )
 
     def _given_names(self) -> Iterator[tuple[str, str]]:
         """Yield the field and the name of every feature, group and vocabulary."""
@@ -393,7 +444,9 @@ class Schema:
                 yield f"schema.sparse[{place}].group", sparse.group
 
     def _check_keys(self) -> None:
-        lists = {feature.name for feature in self.sparse if feature.traits.lists and not feature.traits.derived}
+        lists = {
+            feature.name for feature in self.sparse if feature.traits.lists and not feature.traits.derived
+        }
         for label in self.label_columns:
             check_column("schema.labels" if self.labels else "schema.label", label)
         for key in ("time", "session", "user"):
@@ -402,9 +455,13 @@ class Schema:
                 continue
             check_column(f"schema.{key}", name)
             if name in self.label_columns:
-                raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
+                raise ConfigError(
+                    f"schema.{key} is {name!r}, which is the label column; name another column"
+                )
             if name in lists:
-                raise ConfigError(f"schema.{key} is {name!r}, a feature with several values; name a column with one")
+                raise ConfigError(
+                    f"schema.{key} is {name!r}, a feature with several values; name a column with one"
+                )
         self._check_weight()
         for feature in self.weighted:
             self._check_weights(feature)
@@ -413,30 +470,48 @@ class Schema:
         if not self.weight:
             return
         check_column("schema.weight", self.weight)
-        others = {feature.name for feature in self.sparse} | {*self.label_columns, self.time, self.session, self.user}
+        others = {feature.name for feature in self.sparse} | {
+            *self.label_columns,
+            self.time,
+            self.session,
+            self.user,
+        }
         if self.weight in others:
             raise ConfigError(
-                f"schema.weight is {self.weight!r}, which is the label, a key or a sparse feature; name another column"
+                f"schema.weight is {self.weight!r}, which is the label, a key or a sparse "
+                "feature; name another column"
             )
 
     def _check_weights(self, feature: SparseFeature) -> None:
         check_column(f"sparse feature {feature.name!r}: weights", feature.weights)
-        if feature.weights in {*self.names, *self.label_columns, self.weight, self.time, self.session, self.user}:
+        if feature.weights in {
+            *self.names,
+            *self.label_columns,
+            self.weight,
+            self.time,
+            self.session,
+            self.user,
+        }:
             raise ConfigError(
-                f"sparse feature {feature.name!r}: weights is {feature.weights!r}, which is a label, a key, a feature "
-                "or the weight of samples; name another column"
+                f"sparse feature {feature.name!r}: weights is {feature.weights!r}, which is a label, a "
+                "key, a feature or the weight of samples; name another column"
             )
 
     def _check_events(self) -> None:
         singles = {feature.name for feature in self.sparse if not feature.traits.lists}
-        for feature in (feature for columns in self.behaviours.values() for feature in columns if feature.of):
+        for feature in (
+            feature for columns in self.behaviours.values() for feature in columns if feature.of
+        ):
             if feature.of not in singles:
                 raise ConfigError(
-                    f"sparse feature {feature.name!r}: `of` is {feature.of!r}, expected a feature of kind single"
+                    f"sparse feature {feature.name!r}: `of` is {feature.of!r}, expected "
+                    "a feature of kind single"
                 )
         for feature in self.histories:
             if not self.user or not self.time:
-                raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
+                raise ConfigError(
+                    f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time"
+                )
             self.age_limit(feature)
 
     def age_limit(self, history: SparseFeature) -> int | None:
@@ -471,7 +546,8 @@ class Schema:
 
     @property
     def scored_columns(self) -> tuple[str, ...]:
-        """Names of the columns of a row to score: features, weights of their values, and dates of computed features.
+        """Names of the columns of a row to score: features, weights of their values, and dates of
+        computed features.
 
         A row to score may have the histories, which `prepare` computes for a log.
         """
@@ -483,7 +559,9 @@ class Schema:
 
     @property
     def scored_time(self) -> str:
-        """`time` if a feature is computed from it, else empty: a row to score then needs no time."""
+        """`time` if a feature is computed from it, else empty: a row to score then needs no
+        time.
+        """
         uses_time = any(self.time in (date.name, *date.since) for date in self.dates)
         return self.time if uses_time else ""
 
@@ -528,7 +606,9 @@ class Schema:
 
     @property
     def shard_key(self) -> str:
-        """Column whose equal values are in the same shard: the user if there are histories, else the session."""
+        """Column whose equal values are in the same shard: the user if there are histories, else
+        the session.
+        """
         return self.user if self.histories or not self.session else self.session
 
     @property
@@ -551,7 +631,11 @@ class Schema:
                 for feature in self.sparse
             ],
             "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
-            **({"dates": [{"name": date.name, "zone": date.zone} for date in self.dates]} if self.dates else {}),
+            **(
+                {"dates": [{"name": date.name, "zone": date.zone} for date in self.dates]}
+                if self.dates
+                else {}
+            ),
         }
 
     def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:

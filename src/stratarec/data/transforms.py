@@ -1,7 +1,9 @@
-"""Transforms of dense columns: log1p, then standardization by the moments of the training split, computed in float64.
+"""Transforms of dense columns: log1p, then standardization by the moments of the training split,
+computed in float64.
 
-Moments of partitions are added in the order of partitions, so that their bits do not depend on the machine. A column is
-constant if its minimum and maximum are equal. Results beyond the range of float32 become its largest number.
+Moments of partitions are added in the order of partitions, so that their bits do not depend on the
+machine. A column is constant if its minimum and maximum are equal. Results beyond the range of
+float32 become its largest number.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ class Spread(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Count, mean and spread of a transformed column without missing values. Moments of parts can be added.
+    """Count, mean and spread of a transformed column without missing values. Moments of parts can
+    be added.
 
-    Squares of differences from the mean are added (Welford's method; parts are merged as by Chan, Golub and LeVeque
-    1979). So the deviation is precise even if it is tiny compared with the values, as for times within an hour."""
+    Squares of differences from the mean are added (Welford's method; parts are merged as by Chan,
+    Golub and LeVeque 1979). So the deviation is precise even if it is tiny compared with the
+    values, as for times within an hour."""
 
     count: int = 0
     mean: float = 0.0
@@ -47,7 +51,8 @@ class Moments:
         present = values[~np.isnan(values)]
         if not len(present):
             return cls()
-        # Computed relative to one value of the column, so that the mean of equal values is exactly that value.
+        # Computed relative to one value of the column, so that the mean of equal values is exactly
+        # that value.
         offset = present - present[0]
         shift = float(offset.mean())
         residual = offset - shift
@@ -82,13 +87,17 @@ class Moments:
 
 
 def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
-    """Apply the feature's transform without standardization; return float64, NaN for missing values."""
+    """Apply the feature's transform without standardization; return float64, NaN for missing
+    values.
+    """
     raw = values.cast(pl.Float64).to_numpy()
     return np.sign(raw) * np.log1p(np.abs(raw)) if feature.transform == "log1p" else raw
 
 
 def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDArray[np.float32]:
-    """Transform and standardize a column: ``[N]`` float32. A missing value becomes 0, the mean if standardized."""
+    """Transform and standardize a column: ``[N]`` float32. A missing value becomes 0, the mean if
+    standardized.
+    """
     squashed = squash(values, feature)
     if feature.standardize:
         with np.errstate(over="ignore"):
@@ -99,14 +108,19 @@ def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDAr
 def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
     """Replace missing values by 0, and clip values to the range of float32.
 
-    A value far outside the training data may exceed that range when it is divided by a small deviation.
+    A value far outside the training data may exceed that range when it is divided by a small
+    deviation.
     """
     return np.where(np.isnan(squashed), 0.0, squashed).clip(-_LARGEST, _LARGEST).astype(np.float32)
 
 
 def transform_table(features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> NDArray[np.float64]:
-    """Return, for each feature, whether its logarithm is used, its mean and its deviation, ``[F, 3]``."""
+    """Return, for each feature, whether its logarithm is used, its mean and its deviation, ``[F,
+    3]``.
+    """
     # Subtracting 0 and dividing by 1 does not change the bits of columns that are not standardized.
     used: list[Spread] = [moments[f.name] if f.standardize else Moments() for f in features]
-    rows = [(f.transform == "log1p", part.mean, part.deviation) for f, part in zip(features, used, strict=True)]
+    rows = [
+        (f.transform == "log1p", part.mean, part.deviation) for f, part in zip(features, used, strict=True)
+    ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)

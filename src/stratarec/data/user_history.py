@@ -1,8 +1,9 @@
 """Events (positive rows) of users, and the history of a row at the time of that row.
 
-There is one rule, `UserEvents`: the history of a row consists of the last values of a feature among the user's events
-that are strictly earlier than the row, and not older than the `within` of the history. Events with equal times keep the
-order of the log. `prepare` applies the rule to partitions of a log, and `Events` to rows that are scored.
+There is one rule, `UserEvents`: the history of a row consists of the last values of a feature among
+the user's events that are strictly earlier than the row, and not older than the `within` of the
+history. Events with equal times keep the order of the log. `prepare` applies the rule to partitions
+of a log, and `Events` to rows that are scored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class EventWindows:
     """``[N]``"""
 
     def lookups(self, rows: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
-        """Return the distinct values in the windows of the rows with a true flag, and the lookups of each value."""
+        """Return the distinct values in the windows of the rows with a true flag, and the lookups
+        of each value.
+        """
         counts = coverage(self.start[rows], self.stop[rows], len(self.events))
         covered = pl.DataFrame({"value": self.events, "count": counts})
         summed = covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
@@ -61,7 +64,8 @@ class UserEvents:
     schema : Schema
         Schema with the feature.
     values : Series
-        ``[E]`` values of the feature `of`, by user, time and order of the log; null if an event has none.
+        ``[E]`` values of the feature `of`, by user, time and order of the log; null if an event has
+        none.
     user : ndarray
         ``[E]`` numbers or hashes of the users, at least 0, ascending.
     time : ndarray
@@ -69,13 +73,19 @@ class UserEvents:
     """
 
     def __init__(
-        self, feature: SparseFeature, schema: Schema, values: pl.Series, user: NDArray[Any], time: NDArray[np.int64]
+        self,
+        feature: SparseFeature,
+        schema: Schema,
+        values: pl.Series,
+        user: NDArray[Any],
+        time: NDArray[np.int64],
     ) -> None:
         present = values.is_not_null().to_numpy()
         self._values = values.drop_nulls()
         self.places = np.flatnonzero(present)
         """Ascending indices of the events that have a value; the log has E events."""
-        self._length, self._within = feature.max_length, schema.age_limit(feature)
+        self._length = feature.max_length
+        self._within = schema.age_limit(feature)
         users, number = np.unique(user[present], return_inverse=True)
         # One more user, so that the number of a user behind all others is a valid index.
         self._users = np.append(users, users.dtype.type(0))
@@ -94,7 +104,8 @@ class UserEvents:
         user : ndarray
             ``[N]`` users, as in `UserEvents`.
         time : ndarray, optional
-            ``[N]`` int64 times of the rows. Without times, the rows follow all events, and events of any age count.
+            ``[N]`` int64 times of the rows. Without times, the rows follow all events, and events
+            of any age count.
         """
         number = np.searchsorted(self._users[:-1], user)
         oldest = np.zeros(len(user), dtype=np.int64)
@@ -146,7 +157,9 @@ def read_events(path: Path, schema: Schema) -> pl.DataFrame:
 
 
 def read_values(path: Path) -> pl.DataFrame:
-    """Read a Parquet file that is not trusted, and check that it has only text and integers of 64 bits."""
+    """Read a Parquet file that is not trusted, and check that it has only text and integers of 64
+    bits.
+    """
     with reporting_damage(path):
         table = pq.read_table(path, use_threads=False)
         for stored in table.columns:
@@ -165,8 +178,8 @@ class Events:
     Parameters
     ----------
     frames : iterable of DataFrame
-        Frames in the order of the log, with label, time, user and the features of histories, typed as by a `Source`.
-        Their positive rows that have a user are kept in memory.
+        Frames in the order of the log, with label, time, user and the features of histories, typed
+        as by a `Source`. Their positive rows that have a user are kept in memory.
     """
 
     def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
@@ -179,7 +192,9 @@ class Events:
 
     def _positive(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         schema = self._schema
-        clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True) & frame[schema.user].is_not_null())
+        clicked = frame.filter(
+            (frame[schema.label_column] == 1).fill_null(True) & frame[schema.user].is_not_null()
+        )
         user, time = pl.Series(USER, _user_hash(clicked, schema)), clicked[schema.time].alias(TIME)
         return pl.DataFrame([user, time, *(clicked[name] for name in names)])
 
@@ -193,5 +208,7 @@ class Events:
 
 
 def _user_hash(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint64]:
-    """Hash users as text, because one log may have integers and another the same numbers as text."""
+    """Hash users as text, because one log may have integers and another the same numbers as
+    text.
+    """
     return stable_hash(frame[schema.user].cast(pl.String))

@@ -1,19 +1,21 @@
-"""Vocabularies: the id of each value, when a value gets or loses a row, and the counts that decide this.
+"""Vocabularies: the id of each value, when a value gets or loses a row, and the counts that decide
+this.
 
-With kind ``count``, ids are assigned by descending count (ties by value); with kind ``hash``, by the hash of a value.
-The first rows of a table are the tail buckets, which rare and unseen values share. A missing value is an empty bag.
-A count is the number of lookups of a value in the training split, including lookups in histories. *Held-out* values
-have the last ids: they are frequent enough only if lookups of validation and test rows are counted, too. Only the
-second phase of a run (`train.refit`), which trains on these rows, uses their ids; before it, they are rare values.
+With kind ``count``, ids are assigned by descending count (ties by value); with kind ``hash``, by
+the hash of a value. The first rows of a table are the tail buckets, which rare and unseen values
+share. A missing value is an empty bag. A count is the number of lookups of a value in the training
+split, including lookups in histories. *Held-out* values have the last ids: they are frequent enough
+only if lookups of validation and test rows are counted, too. Only the second phase of a run
+(`train.refit`), which trains on these rows, uses their ids; before it, they are rare values.
 
-A vocabulary with a base begins with the values of an earlier data set, which keep their ids. New values follow, ranked
-by count. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
-the ids of new values are in the order of counts.
+A vocabulary with a base begins with the values of an earlier data set, which keep their ids. New
+values follow, ranked by count. An evicted value leaves a hole: its id is not used again until
+`stratarec rebase` ranks all values. So only the ids of new values are in the order of counts.
 
-A data set also stores the counts of values without a row, so that a data set based on it can give them a row when they
-are frequent enough in all logs together. `count` includes the lookups of all logs with equal weight, `recent` weights
-older lookups less, and `last` is the time of the last row with the value. If a limit of memory requires that counts are
-dropped, a message says so.
+A data set also stores the counts of values without a row, so that a data set based on it can give
+them a row when they are frequent enough in all logs together. `count` includes the lookups of all
+logs with equal weight, `recent` weights older lookups less, and `last` is the time of the last row
+with the value. If a limit of memory requires that counts are dropped, a message says so.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from stratarec.errors import ConfigError
 from stratarec.io.atomic import reporting_damage
 from stratarec.io.sealed import Hash, Model
 
-# Ids have 31 bits. A table has a row for each bucket, and with kind `count` a number in memory, even if none uses it.
+# Ids have 31 bits. A table has a row for each bucket, and with kind `count` a number in memory,
+# even if none uses it.
 _RANGES = {
     "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
     "buckets": (1, 2 * 10**9),
@@ -68,9 +71,13 @@ class VocabularyOverride:
 
     def check_kind(self, where: str, kind: VocabularyKind) -> None:
         """Raise `ConfigError` for limits that vocabularies of `kind` do not use."""
-        for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
+        for name in (
+            ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",)
+        ):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{where}.{name} is {getattr(self, name)}, which kind {kind} does not use; remove it")
+                raise ConfigError(
+                    f"{where}.{name} is {getattr(self, name)}, which kind {kind} does not use; remove it"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +91,11 @@ class VocabularyLimits:
     max_rows: int = 0
     """Maximum number of values with a row, the most frequent ones; 0 for no limit."""
     candidates: int = 10_000_000
-    """Maximum number of values without a row whose counts are kept, because a data set based on this one may give them
-    a row. Counts of the rarest values are dropped."""
+    """Maximum number of values without a row whose counts are kept, because a data set based on
+    this one may give them a row. Counts of the rarest values are dropped."""
     kind: VocabularyKind = "count"
-    """``count`` gives each frequent value a row. ``hash`` assigns every value to one of `buckets` rows by its hash, so
-    that memory does not grow with the number of values."""
+    """``count`` gives each frequent value a row. ``hash`` assigns every value to one of `buckets`
+    rows by its hash, so that memory does not grow with the number of values."""
     buckets: int = 1 << 18
     """Number of rows for kind ``hash``. The model cannot distinguish values that share a row."""
 
@@ -100,18 +107,24 @@ class VocabularyLimits:
 class Eviction:
     """Rule by which values lose their rows in a data set with a base.
 
-    An evicted value is looked up in the tail buckets, and its row is not used again. A value that returns gets a new
-    row.
+    An evicted value is looked up in the tail buckets, and its row is not used again. A value that
+    returns gets a new row.
     """
 
     idle: Duration = ""
-    """Evict values whose last row in the logs is older than this, such as ``3d``; histories and lists do not count."""
+    """Evict values whose last row in the logs is older than this, such as ``3d``; histories and
+    lists do not count.
+    """
     keep: int = 0
-    """Keep this many values, ranked by lookups weighted by `half_life`, and evict the others; 0 for no limit."""
+    """Keep this many values, ranked by lookups weighted by `half_life`, and evict the others; 0 for
+    no limit.
+    """
 
     def __post_init__(self) -> None:
         if not self.idle and not self.keep:
-            raise ConfigError("data.vocabulary.evict has no rule: set idle, such as 3d, or keep, a number of values")
+            raise ConfigError(
+                "data.vocabulary.evict has no rule: set idle, such as 3d, or keep, a number of values"
+            )
         if self.keep < 0:
             raise ConfigError(f"data.vocabulary.evict: keep is {self.keep}, expected at least 1")
         if self.idle:
@@ -127,11 +140,12 @@ class VocabularyConfig(VocabularyLimits):
     evict: Mapping[str, Eviction] = field(default_factory=dict)
     """Vocabulary name -> eviction rule; other vocabularies evict no values."""
     half_life: Duration = "7d"
-    """Age at which the weight of a lookup is one half, when values are ranked by recent lookups: for ``evict.*.keep``
-    and by `stratarec rebase`."""
+    """Age at which the weight of a lookup is one half, when values are ranked by recent lookups:
+    for ``evict.*.keep`` and by `stratarec rebase`."""
     base: str = ""
-    """Directory of an earlier data set with the same features. Its values keep their ids, new values follow, and
-    numbers are standardized by its moments, so that `train --from` can continue a run on this data set."""
+    """Directory of an earlier data set with the same features. Its values keep their ids, new
+    values follow, and numbers are standardized by its moments, so that `train --from` can continue
+    a run on this data set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,10 +159,14 @@ class VocabularyConfig(VocabularyLimits):
         """Return the limits of the vocabulary `name`."""
         common = {entry.name: getattr(self, entry.name) for entry in fields(VocabularyLimits)}
         override = self.overrides.get(name, VocabularyOverride())
-        return VocabularyLimits(**{**common, **{k: v for k, v in asdict(override).items() if v is not None}})
+        return VocabularyLimits(
+            **{**common, **{k: v for k, v in asdict(override).items() if v is not None}}
+        )
 
     def check(self, schema: Schema) -> None:
-        """Raise `ConfigError` for limits of vocabularies that do not exist, and for evictions that cannot work."""
+        """Raise `ConfigError` for limits of vocabularies that do not exist, and for evictions that
+        cannot work.
+        """
         names = schema.vocabularies()
         users = {feature.name: feature.vocabulary for feature in schema.sparse}
         for part, name in (
@@ -164,11 +182,13 @@ class VocabularyConfig(VocabularyLimits):
         for name, rule in self.evict.items():
             if self.limits(name).kind == "hash":
                 raise ConfigError(
-                    f"data.vocabulary.evict.{name}: the vocabulary is of kind hash, expected kind count; remove it"
+                    f"data.vocabulary.evict.{name}: the vocabulary is of kind hash, "
+                    "expected kind count; remove it"
                 )
             if rule.idle and not schema.time:
                 raise ConfigError(
-                    f"data.vocabulary.evict.{name}.idle is {rule.idle!r}, and schema.time is not set: set it"
+                    f"data.vocabulary.evict.{name}.idle is {rule.idle!r}, and "
+                    "schema.time is not set: set it"
                 )
 
 
@@ -195,8 +215,8 @@ StoredType = Literal["String", "Int64", "UInt64"]
 
 
 class Ids(Model):
-    """Description of a vocabulary in a manifest. A value that is not in its file has the id `stable_hash` modulo
-    `tail_buckets`.
+    """Description of a vocabulary in a manifest. A value that is not in its file has the id
+    `stable_hash` modulo `tail_buckets`.
     """
 
     kind: VocabularyKind
@@ -207,12 +227,16 @@ class Ids(Model):
     holes: Rows
     """Number of values that were evicted or forgotten; they are null in the file."""
     inherited: Rows
-    """Number of values inherited from the base. They come first and keep their ids; the others are ranked by count."""
+    """Number of values inherited from the base. They come first and keep their ids; the others are
+    ranked by count.
+    """
     first_rows: Rows
-    """Number of rows in the very first data set, before any that name it as `base`. The bound of all initial weights is
-    computed from this number, unless the recipe sets it."""
+    """Number of rows in the very first data set, before any that name it as `base`. The bound of
+    all initial weights is computed from this number, unless the recipe sets it."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Number of first rows, which all values without a row share. With kind ``hash``, the table has no other rows."""
+    """Number of first rows, which all values without a row share. With kind ``hash``, the table has
+    no other rows.
+    """
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
     held_out: Annotated[Rows, pydantic.Field(exclude_if=operator.not_)] = 0
@@ -223,11 +247,19 @@ class Ids(Model):
     @pydantic.model_validator(mode="after")
     def _check_ids(self) -> Ids:
         if max(self.inherited, self.holes) > self.values or (self.kind == "hash" and self.values):
-            raise ValueError(f"kind {self.kind}: {self.values} values, {self.inherited} inherited, {self.holes} holes")
+            raise ValueError(
+                f"kind {self.kind}: {self.values} values, {self.inherited} inherited, {self.holes} holes"
+            )
         if self.tail_buckets > self.first_rows:
-            raise ValueError(f"tail_buckets is {self.tail_buckets}, expected at most first_rows, {self.first_rows}")
-        if self.held_out > self.values - self.inherited or bool(self.held_out) != (self.trained_digest is not None):
-            raise ValueError(f"{self.held_out} held-out values of {self.values}, digest {self.trained_digest}")
+            raise ValueError(
+                f"tail_buckets is {self.tail_buckets}, expected at most first_rows, {self.first_rows}"
+            )
+        if self.held_out > self.values - self.inherited or bool(self.held_out) != (
+            self.trained_digest is not None
+        ):
+            raise ValueError(
+                f"{self.held_out} held-out values of {self.values}, digest {self.trained_digest}"
+            )
         return self
 
 
@@ -238,15 +270,23 @@ class EvictionFilter:
     before: int | None = None
     """Evict values that were last seen before this time; None for no limit."""
     keep: int = 0
-    """Keep this many values with the largest `recent` counts, and evict the others; 0 for no limit."""
+    """Keep this many values with the largest `recent` counts, and evict the others; 0 for no
+    limit.
+    """
 
     def alive(self, values: pl.DataFrame) -> pl.Series:
-        """Return ``[N]`` flags: whether each value may have a row, judged by its `recent` and `last`."""
+        """Return ``[N]`` flags: whether each value may have a row, judged by its `recent` and
+        `last`.
+        """
         alive = values["count"].is_not_null()
         if self.before is not None:
             alive &= (values["last"] >= self.before).fill_null(False)
         if self.keep:
-            order = values.with_row_index("place").filter(alive).sort(["recent", "value"], descending=[True, False])
+            order = (
+                values.with_row_index("place")
+                .filter(alive)
+                .sort(["recent", "value"], descending=[True, False])
+            )
             alive &= pl.Series(np.isin(np.arange(len(values)), order["place"].head(self.keep).to_numpy()))
         return alive
 
@@ -256,10 +296,13 @@ class Vocabulary:
     """The values with a row, in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String, Int64 or UInt64; null for an evicted value. The id of the first value is `tail_buckets`."""
+    """``[V]`` String, Int64 or UInt64; null for an evicted value. The id of the first value is
+    `tail_buckets`.
+    """
     counts: NDArray[np.int64]
-    """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so far. For values that
-    are not in the base, the order is descending. With `counted_ids`, the counts of these rows."""
+    """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so
+    far. For values that are not in the base, the order is descending. With `counted_ids`, the
+    counts of these rows."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
@@ -269,10 +312,12 @@ class Vocabulary:
     held_out: int = 0
     """Number of held-out values, which are the last ones."""
     counted: pl.DataFrame | None = None
-    """Counts of all values: first the values with a row, then the others by descending count. None if not loaded."""
+    """Counts of all values: first the values with a row, then the others by descending count. None
+    if not loaded.
+    """
     counted_ids: NDArray[np.int32] | None = None
-    """Kind ``hash``: the ascending ids of rows with lookups, so that rows without lookups cost nothing. Otherwise None,
-    and `counts` has all rows."""
+    """Kind ``hash``: the ascending ids of rows with lookups, so that rows without lookups cost
+    nothing. Otherwise None, and `counts` has all rows."""
 
     @property
     def rows(self) -> int:
@@ -287,12 +332,14 @@ class Vocabulary:
         base: Vocabulary | None = None,
         eviction: EvictionFilter | None = None,
     ) -> Vocabulary:
-        """Build a vocabulary: values of `base` first, then the others by descending count, with ties by value.
+        """Build a vocabulary: values of `base` first, then the others by descending count, with
+        ties by value.
 
         Parameters
         ----------
         counted : DataFrame
-            Columns `value`, `count`, `held_out` (the count in validation and test rows), `recent` and `last`.
+            Columns `value`, `count`, `held_out` (the count in validation and test rows), `recent`
+            and `last`.
         limits : VocabularyLimits
             Minimum counts and maximum numbers of rows.
         base : Vocabulary, optional
@@ -314,11 +361,18 @@ class Vocabulary:
             alive = eviction.alive(pl.concat([inherited, admitted]))
             stay, get_row = alive[: len(inherited)], alive[len(inherited) :]
             evicted = inherited.filter(~stay & inherited["count"].is_not_null())
-            rare, held_out = pl.concat([evicted, admitted.filter(~get_row), held_out, rare]), held_out.clear()
-            inherited = inherited.with_columns(pl.when(stay).then(pl.col(name)).alias(name) for name in counted.columns)
+            rare, held_out = (
+                pl.concat([evicted, admitted.filter(~get_row), held_out, rare]),
+                held_out.clear(),
+            )
+            inherited = inherited.with_columns(
+                pl.when(stay).then(pl.col(name)).alias(name) for name in counted.columns
+            )
             admitted = admitted.filter(get_row)
         room = max(limits.max_rows - len(inherited), 0) if limits.max_rows else len(new)
-        rows = pl.concat([admitted, held_out.sort("count", "held_out", "value", descending=[True, True, False])])
+        rows = pl.concat(
+            [admitted, held_out.sort("count", "held_out", "value", descending=[True, True, False])]
+        )
         admitted, held_out = admitted.head(room), rows[len(admitted) : room]
         refused = _by_count(pl.concat([rows.slice(room), rare]))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
@@ -331,7 +385,9 @@ class Vocabulary:
             inherited=len(inherited),
             first_rows=0 if base is None else base.first_rows or base.rows,
             held_out=len(held_out),
-            counted=pl.concat([inherited, admitted, held_out, refused]).filter(pl.col("count") > 0).drop("held_out"),
+            counted=pl.concat([inherited, admitted, held_out, refused])
+            .filter(pl.col("count") > 0)
+            .drop("held_out"),
         )
 
     @classmethod
@@ -356,9 +412,12 @@ class Vocabulary:
             parts.append(pl.DataFrame({"value": base.counted_ids, "count": base.counts}))
         total = pl.concat(parts).group_by("value").agg(pl.col("count").sum()).sort("value")
         return cls(
-            values=pl.Series("value", dtype=kind), counts=total["count"].to_numpy(), tail_buckets=buckets, kind="hash",
+            values=pl.Series("value", dtype=kind),
+            counts=total["count"].to_numpy(),
+            tail_buckets=buckets,
+            kind="hash",
             counted_ids=total["value"].to_numpy(),
-        )  # fmt: skip
+        )
 
     @property
     def digest(self) -> str:
@@ -388,7 +447,9 @@ class Vocabulary:
         return replace(self, values=self.values.head(-self.held_out), counts=counts, held_out=0)
 
     def with_held_out(self, values: pl.Series) -> Vocabulary:
-        """Return the vocabulary with held-out values, whose lookups are counted in their tail buckets."""
+        """Return the vocabulary with held-out values, whose lookups are counted in their tail
+        buckets.
+        """
         counts = np.concatenate([self.counts, np.zeros(len(values), dtype=np.int64)])
         return replace(self, values=pl.concat([self.values, values]), counts=counts, held_out=len(values))
 
@@ -396,9 +457,16 @@ class Vocabulary:
         """Return the ``[N]`` ids of values; null becomes `MISSING`."""
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
-        table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
-        # One query, because each takes Polars a third of a millisecond, and a small log has thousands of columns.
-        joined = values.to_frame("value").lazy().join(table.lazy().drop_nulls(), "value", "left", maintain_order="left")
+        table = pl.DataFrame(
+            {"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)}
+        )
+        # One query, because each takes Polars a third of a millisecond, and a small log has
+        # thousands of columns.
+        joined = (
+            values.to_frame("value")
+            .lazy()
+            .join(table.lazy().drop_nulls(), "value", "left", maintain_order="left")
+        )
         is_known = pl.col("id").is_not_null() | pl.col("value").is_null()
         rows = joined.select(pl.col("id").fill_null(MISSING), known=is_known).collect()
         ids = rows["id"].to_numpy().copy()
@@ -436,12 +504,15 @@ class Vocabulary:
         )
 
     def frame(self) -> pl.DataFrame:
-        """Return the columns value, id and count that are stored; the value of tail buckets and holes is null.
+        """Return the columns value, id and count that are stored; the value of tail buckets and
+        holes is null.
 
         Rows of kind ``hash`` without lookups are left out.
         """
         ids = np.arange(self.rows, dtype=np.int32) if self.counted_ids is None else self.counted_ids
-        values = pl.concat([self.values.clear().extend_constant(None, len(ids) - len(self.values)), self.values])
+        values = pl.concat(
+            [self.values.clear().extend_constant(None, len(ids) - len(self.values)), self.values]
+        )
         return pl.DataFrame({"value": values, "id": ids, "count": self.counts})
 
 
@@ -451,8 +522,8 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
     Raises
     ------
     DatasetError
-        If the columns are not those of `Vocabulary.frame`, or the values differ from `expected`. The message names
-        `origin`.
+        If the columns are not those of `Vocabulary.frame`, or the values differ from `expected`.
+        The message names `origin`.
     """
     with reporting_damage(Path(origin)):
         try:
@@ -463,8 +534,8 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
 
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocabulary:
     kind = _check_file(pq.ParquetFile(file), expected)
-    # Texts stay dictionary-encoded until they are known to be distinct, because a repeated long text takes only a few
-    # bytes in the file.
+    # Texts stay dictionary-encoded until they are known to be distinct, because a repeated long
+    # text takes only a few bytes in the file.
     reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
     table = reader.read(use_threads=False)
     if table["id"].null_count or table["count"].null_count:
@@ -513,7 +584,9 @@ def _are_ids(ids: NDArray[np.int32], expected: Ids) -> bool:
 
 
 def _check_file(reader: pq.ParquetFile, expected: Ids) -> pa.DataType:
-    """Check columns, types and number of rows before values are read; return the type of the values."""
+    """Check columns, types and number of rows before values are read; return the type of the
+    values.
+    """
     rows, stored = expected.values + expected.tail_buckets, reader.metadata.num_rows
     types = {field.name: field.type for field in reader.schema_arrow}
     names = [field.name for field in reader.schema_arrow]
@@ -526,7 +599,9 @@ def _check_file(reader: pq.ParquetFile, expected: Ids) -> pa.DataType:
     if stored > rows or (expected.kind == "count" and stored < rows):
         raise ValueError(f"it has {stored} rows, expected {rows}")
     # The metadata of columns is not read: pyarrow ends the process if it is damaged.
-    unfolded = sum(reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups))
+    unfolded = sum(
+        reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups)
+    )
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
         raise ValueError(f"it decompresses to {unfolded:,} bytes, too much for {rows} rows")
     return kind
@@ -558,7 +633,9 @@ def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
 
 
 def lower_counts(counts: NDArray[np.int64], buckets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts of all rows but the last ones, whose counts are added to the tail `buckets`."""
+    """Return the counts of all rows but the last ones, whose counts are added to the tail
+    `buckets`.
+    """
     first = len(counts) - len(buckets)
     result = counts[:first].copy()
     np.add.at(result, buckets, counts[first:])
@@ -586,7 +663,9 @@ def add_counts(earlier: pl.DataFrame, later: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_counts(path: Path, expected: StoredType) -> pl.DataFrame:
-    """Read and check the columns `value`, `count`, `recent` and `last` of a Parquet file from any source."""
+    """Read and check the columns `value`, `count`, `recent` and `last` of a Parquet file from any
+    source.
+    """
     with reporting_damage(path):
         kinds = {name: str(kind) for name, kind in zip(*_columns(path), strict=True)}
         value = {"String": "large_string"}.get(expected, expected.lower())

@@ -1,1 +1,3 @@
-"""Training in several processes (ranks): placement of rows, and exchange of ids, rows and gradients."""
+"""Training in several processes (ranks): placement of rows, and exchange of ids, rows and
+gradients.
+"""

@@ -1,10 +1,12 @@
-"""The flat exchange: a rank sends ids to the owners of their rows, receives the rows, and sends back gradients.
+"""The flat exchange: a rank sends ids to the owners of their rows, receives the rows, and sends
+back gradients.
 
-`dispatch` sends the ids of a batch and returns a handle. With the handle, `combine` receives the rows and
-`combine_backward` sends their gradients. The thread that stages ahead runs two collectives per batch (sizes and ids),
-and the training thread runs one for rows and one for gradients.
+`dispatch` sends the ids of a batch and returns a handle. With the handle, `combine` receives the
+rows and `combine_backward` sends their gradients. The thread that stages ahead runs two collectives
+per batch (sizes and ids), and the training thread runs one for rows and one for gradients.
 
-Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output, S streams of an owner.
+Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output, S
+streams of an owner.
 """
 
 from __future__ import annotations
@@ -52,12 +54,14 @@ class Dispatched:
     buffers : sequence of Buffer
         Buffers of the distinct rows that this rank receives, one for each width.
     sequences : sequence of int
-        Number of this rank's ids for each sequence feature whose rows the owner of the table looks up.
+        Number of this rank's ids for each sequence feature whose rows the owner of the table looks
+        up.
     asking : MessageLayout
-        Layout of received rows. Its arrays are the pooled output, the rows of each sequence feature in `sequences`, and
-        the buffers of distinct rows.
+        Layout of received rows. Its arrays are the pooled output, the rows of each sequence feature
+        in `sequences`, and the buffers of distinct rows.
     answering : MessageLayout
-        Layout of sent rows. Its arrays are the pooled output and the sequence features of this rank's tables.
+        Layout of sent rows. Its arrays are the pooled output and the sequence features of this
+        rank's tables.
     local_shapes : sequence of tuple
         Shapes ``(rows, columns)`` of the arrays of `answering`.
     """
@@ -87,7 +91,9 @@ class FlatExchange:
         Engine of this rank's tables; None if this rank has no tables.
     """
 
-    def __init__(self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None) -> None:
+    def __init__(
+        self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None
+    ) -> None:
         self._rank = mesh.rank
         self._rows = mesh.rows
         self._wire, self._gradient_wire = wires
@@ -102,18 +108,25 @@ class FlatExchange:
         self._buffers = grouped([table for table in tables if travel[table.name] == "rows"], self._columns)
         self._sequence_dims = {
             key: table.embedding_dim
-            for table in tables if travel[table.name] == "pooled" for key in table.sequence_features
-        }  # fmt: skip
-        self.row_order = (*self._sequence_dims, *(key for group in self._buffers for _, key in group.sequences))
+            for table in tables
+            if travel[table.name] == "pooled"
+            for key in table.sequence_features
+        }
+        self.row_order = (
+            *self._sequence_dims,
+            *(key for group in self._buffers for _, key in group.sequences),
+        )
         keys, dims = (local.pooled_keys, local.dims) if local else ((), ())
         self._local_columns = _columns(keys, dims)
         self._local_width = sum(dims)
         self._local_rows = local.row_order if local else ()
-        self._validator = Validator((*pooled, *(key for table in tables for key in table.sequence_features)))
+        self._validator = Validator(
+            (*pooled, *(key for table in tables for key in table.sequence_features))
+        )
 
     def dispatch(
         self, features: KeyedJagged, step: int, channel: Channel, stopped: Callable[[], bool] = never
-    ) -> Dispatched:  # fmt: skip
+    ) -> Dispatched:
         """Send the ids of a batch to their owners; a collective.
 
         Parameters
@@ -121,7 +134,8 @@ class FlatExchange:
         features : KeyedJagged
             Ids of this rank's batch, without weights.
         step : int
-            Number of the batch, equal on all ranks; the rounding noise of wires is a function of it.
+            Number of the batch, equal on all ranks; the rounding noise of wires is a function of
+            it.
         channel : Channel
             Channel of the calling thread.
         stopped : callable
@@ -150,7 +164,7 @@ class FlatExchange:
         requests = [
             parse_requests(part, numbers)
             for part, numbers in zip(received.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
-        ]  # fmt: skip
+        ]
         buffers = [group.of(features, distinct) for group in self._buffers]
         local = join_requests(self._streams[self._rank], requests)
         answering, shapes = self._answering(requests, local.batch_size)
@@ -161,22 +175,35 @@ class FlatExchange:
             if stream.kind == "sequence"
         }
         return Dispatched(
-            features=features, step=step, local=local, buffers=buffers, sequences=[lengths[key] for key in
-            self._sequence_dims], asking=self._asking(asked, buffers), answering=answering, local_shapes=shapes,
-        )  # fmt: skip
+            features=features,
+            step=step,
+            local=local,
+            buffers=buffers,
+            sequences=[lengths[key] for key in self._sequence_dims],
+            asking=self._asking(asked, buffers),
+            answering=answering,
+            local_shapes=shapes,
+        )
 
     def _announce(
-        self, asked: Sequence[Sequence[RowRequest]], failed: StrataError | None, channel: Channel,
+        self,
+        asked: Sequence[Sequence[RowRequest]],
+        failed: StrataError | None,
+        channel: Channel,
         stopped: Callable[[], bool],
-    ) -> NDArray[np.int64]:  # fmt: skip
-        """Exchange the sizes of requests; return the sizes of all requests to this rank, ``[ranks, S * WORDS]``."""
+    ) -> NDArray[np.int64]:
+        """Exchange the sizes of requests; return the sizes of all requests to this rank, ``[ranks,
+        S * WORDS]``.
+        """
         counts = [1 + WORDS * len(streams) for streams in self._streams]
         numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
         for part, count in zip(asked, counts, strict=True):
-            # A rank with an error requests nothing but takes part, because the others would wait for it.
-            # The flag of a failure is sent with the sizes, which saves a collective.
+            # A rank with an error requests nothing but takes part, because the others would wait
+            # for it. The flag of a failure is sent with the sizes, which saves a collective.
             numbers[at] = failed is not None
-            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for request in part for number in request.counts]
+            numbers[at + 1 : at + 1 + WORDS * len(part)] = [
+                number for request in part for number in request.counts
+            ]
             at += count
         mine = counts[self._rank]
         received = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
@@ -189,8 +216,11 @@ class FlatExchange:
         """Return the layout of the rows that this rank receives from each rank."""
         sequences = {key: 1 + place for place, key in enumerate(self._sequence_dims)}
         begin = 1 + len(sequences)
-        buffer_of = {table: begin + place for place, buffer in enumerate(buffers) for table in buffer.first_row}
-        # Rows of a table are in the order of its owners: first all rows of the first owner, then of the next one.
+        buffer_of = {
+            table: begin + place for place, buffer in enumerate(buffers) for table in buffer.first_row
+        }
+        # Rows of a table are in the order of its owners: first all rows of the first owner, then of
+        # the next one.
         row_of = {table: first for buffer in buffers for table, first in buffer.first_row.items()}
         layout = MessageLayout(begin + len(buffers))
         for streams, part in zip(self._streams, asked, strict=True):
@@ -209,9 +239,15 @@ class FlatExchange:
     def _answering(
         self, requests: Sequence[Sequence[RowRequest]], bags: int
     ) -> tuple[MessageLayout, list[tuple[int, int]]]:
-        """Return the layout of the rows that this rank sends to each rank, and the shapes of its tables' outputs."""
-        streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._local_rows)}
-        # ``done[s]`` counts the rows of previous ranks in stream s, because `join_requests` appends rank after rank.
+        """Return the layout of the rows that this rank sends to each rank, and the shapes of its
+        tables' outputs.
+        """
+        streams, row_array = (
+            self._streams[self._rank],
+            {key: 1 + n for n, key in enumerate(self._local_rows)},
+        )
+        # ``done[s]`` counts the rows of previous ranks in stream s, because `join_requests` appends
+        # rank after rank.
         shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)
         layout = MessageLayout(1 + len(row_array))
         for part in requests:
@@ -230,13 +266,14 @@ class FlatExchange:
         return layout, shapes
 
     def combine(self, rows: Sequence[Tensor], dispatched: Dispatched) -> tuple[Tensor, ...]:
-        """Exchange rows, a collective. Return a batch's pooled output ``[B, W]``, and rows of sequences in `row_order`.
+        """Exchange rows, a collective. Return a batch's pooled output ``[B, W]``, and rows of
+        sequences in `row_order`.
 
         Parameters
         ----------
         rows : sequence of Tensor
-            Outputs of this rank's tables for `Dispatched.local`: the pooled output and the rows of each sequence
-            feature.
+            Outputs of this rank's tables for `Dispatched.local`: the pooled output and the rows of
+            each sequence feature.
         dispatched : Dispatched
             Handle of the batch.
         """
@@ -256,7 +293,8 @@ class FlatExchange:
         return (pooled, *sequences, *gathered)
 
     def combine_backward(self, gradients: Sequence[Tensor], dispatched: Dispatched) -> list[Tensor]:
-        """Exchange gradients, a collective. Return the gradients of the outputs of this rank's tables.
+        """Exchange gradients, a collective. Return the gradients of the outputs of this rank's
+        tables.
 
         Parameters
         ----------
@@ -274,7 +312,9 @@ class FlatExchange:
             sums.append(buffer.sum(pooled, rows[at:end]))
             at = end
         outputs = [RECYCLER.empty(*shape) for shape in dispatched.local_shapes]
-        message = wire.encode(asking.pack([pooled, *sequences, *sums]), asking.spans, "gradients", dispatched.step)
+        message = wire.encode(
+            asking.pack([pooled, *sequences, *sums]), asking.spans, "gradients", dispatched.step
+        )
         received = self._rows.exchange(message, asking.sizes(wire), answering.sizes(wire))
         answering.unpack(wire.decode(received, answering.spans), outputs)
         return outputs

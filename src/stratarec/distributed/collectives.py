@@ -1,11 +1,12 @@
 """Collectives of ranks: exchange bytes, gather, sum in the order of ranks, and agree on errors.
 
-All of them use `all_to_all_single`, which gloo implements for uneven sizes. Gloo's reductions are not used: its
-`reduce_scatter` is one all-reduce per rank, adds in another order and does not support bfloat16. Sums are computed here
-in the order of ranks, so that every run gives the same bits.
+All of them use `all_to_all_single`, which gloo implements for uneven sizes. Gloo's reductions are
+not used: its `reduce_scatter` is one all-reduce per rank, adds in another order and does not
+support bfloat16. Sums are computed here in the order of ranks, so that every run gives the same
+bits.
 
-Gradients of weights that all ranks have are sent in one flat buffer. DDP is not used, because its buckets, and so the
-order of sums, change after the first step and after a run is resumed.
+Gradients of weights that all ranks have are sent in one flat buffer. DDP is not used, because its
+buckets, and so the order of sums, change after the first step and after a run is resumed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from stratarec.errors import RankError, StrataError
 
 Result = TypeVar("Result")
 
-# A wait that can be aborted is checked at growing intervals: this share of its duration so far, within limits. On few
-# cores each check takes time from computing threads.
+# A wait that can be aborted is checked at growing intervals: this share of its duration so far,
+# within limits. On few cores each check takes time from computing threads.
 _POLL_SHARE, _POLL_SECONDS = 1 / 16, (1e-4, 2e-3)
 
 
@@ -38,7 +39,8 @@ def never() -> bool:
 class Channel:
     """A set of connections among all ranks. Collectives of different channels are independent.
 
-    A channel is used by one thread at a time, and every rank must call its methods in the same order.
+    A channel is used by one thread at a time, and every rank must call its methods in the same
+    order.
 
     Parameters
     ----------
@@ -70,12 +72,19 @@ class Channel:
         self.wait_seconds = 0.0
 
     def close(self) -> None:
-        """Close the connections, so that other ranks notice at once that this rank ended. Pending waits are aborted."""
-        # The group is not destroyed here: all ranks create groups, and `joined` destroys all of them.
+        """Close the connections, so that other ranks notice at once that this rank ended. Pending
+        waits are aborted.
+        """
+        # The group is not destroyed here: all ranks create groups, and `joined` destroys all of
+        # them.
         self._group = None
 
     def exchange(
-        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
+        self,
+        message: Tensor,
+        sent_sizes: Sequence[int],
+        sizes: Sequence[int],
+        stopped: Callable[[], bool] = never,
     ) -> Tensor:
         """Send every rank its part of `message`, and receive a part from every rank.
 
@@ -103,14 +112,19 @@ class Channel:
         if self._group is None:
             return message
         began = time.perf_counter()
-        # Sent as bytes: gloo lacks bfloat16 in some collectives, and this collective only copies elements.
+        # Sent as bytes: gloo lacks bfloat16 in some collectives, and this collective only copies
+        # elements.
         width = message.element_size()
         received = torch.empty(sum(sizes) * width, dtype=torch.uint8)
         try:
             work = dist.all_to_all_single(
-                received, message.view(torch.uint8), [size * width for size in sizes],
-                [size * width for size in sent_sizes], group=self._group, async_op=True,
-            )  # fmt: skip
+                received,
+                message.view(torch.uint8),
+                [size * width for size in sizes],
+                [size * width for size in sent_sizes],
+                group=self._group,
+                async_op=True,
+            )
             self._wait(work, stopped)
         except StrataError:
             raise
@@ -142,12 +156,18 @@ class Channel:
         stopped : callable
             As for `exchange`.
         """
-        gathered: list[list[int]] = self._gather_equal(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
+        gathered: list[list[int]] = self._gather_equal(
+            torch.tensor(numbers, dtype=torch.int64), stopped
+        ).tolist()
         return gathered
 
     def gather_floats(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the float64 `numbers` of every rank, ``[ranks][n]``; a collective with the same n on all ranks."""
-        gathered: list[list[float]] = self._gather_equal(torch.tensor(numbers, dtype=torch.float64), never).tolist()
+        """Return the float64 `numbers` of every rank, ``[ranks][n]``; a collective with the same n
+        on all ranks.
+        """
+        gathered: list[list[float]] = self._gather_equal(
+            torch.tensor(numbers, dtype=torch.float64), never
+        ).tolist()
         return gathered
 
     def _gather_equal(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
@@ -164,7 +184,8 @@ class Channel:
         return [part.numpy().tobytes() for part in parts]
 
     def agree(self, error: StrataError | None, stopped: Callable[[], bool] = never) -> None:
-        """Wait until every rank has called this method. If one of them passed an error, raise it on all ranks.
+        """Wait until every rank has called this method. If one of them passed an error, raise it on
+        all ranks.
 
         Parameters
         ----------
@@ -194,7 +215,8 @@ class Channel:
         try:
             result = work()
         except StrataError as error:
-            # The error is not raised yet, because the others would wait here for this rank until the timeout.
+            # The error is not raised yet, because the others would wait here for this rank until
+            # the timeout.
             failed = error
         self.agree(failed)
         return result
@@ -207,7 +229,8 @@ class Channel:
         error : StrataError or None
             Error of this rank.
         failed : sequence of int
-            For each rank, 1 if it has an error and 0 if not; equal on all ranks, and at least one is 1.
+            For each rank, 1 if it has an error and 0 if not; equal on all ranks, and at least one
+            is 1.
         """
         if self._group is None and error is not None:
             raise error
@@ -218,10 +241,12 @@ class Channel:
 
     def sum(
         self, flat: Tensor, order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
-    ) -> Tensor:  # fmt: skip
-        """Return ``[n]`` float32 sums over ranks, added in a fixed order, so all ranks get the same bits.
+    ) -> Tensor:
+        """Return ``[n]`` float32 sums over ranks, added in a fixed order, so all ranks get the same
+        bits.
 
-        Each rank adds one of N pieces, so it sends 2 (N - 1) / N of the bytes, as in an optimal all-reduce.
+        Each rank adds one of N pieces, so it sends 2 (N - 1) / N of the bytes, as in an optimal
+        all-reduce.
 
         Parameters
         ----------
@@ -250,10 +275,13 @@ class Channel:
 
 
 def reduce_gradients(
-    channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
+    channel: Channel,
+    weights: Sequence[Tensor],
+    order: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
-) -> None:  # fmt: skip
-    """Replace the gradient of each weight by its sum over ranks; all gradients are sent in one flat buffer.
+) -> None:
+    """Replace the gradient of each weight by its sum over ranks; all gradients are sent in one flat
+    buffer.
 
     Parameters
     ----------
@@ -273,7 +301,9 @@ def reduce_gradients(
         weight.grad = part.view_as(weight)
 
 
-def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
+def average(
+    channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None
+) -> None:
     """Replace float32 tensors by their weighted mean over ranks.
 
     Parameters

@@ -1,17 +1,20 @@
 """Failures of ranks: SIGTERM as an exception, heartbeats, and reports of which rank ended and why.
 
-`Termination`: when a rank fails, torchrun sends SIGTERM to the others, which would end a process without a message.
-Here the signal becomes an exception, so that a rank reports why it ends. If other code handles the signal, as a run
-does to write a checkpoint first, `Termination` does nothing.
+`Termination`: when a rank fails, torchrun sends SIGTERM to the others, which would end a process
+without a message. Here the signal becomes an exception, so that a rank reports why it ends. If
+other code handles the signal, as a run does to write a checkpoint first, `Termination` does
+nothing.
 
-`Heartbeat`: some waits have unknown length, because a rank that reads a terabyte is slow but alive. A thread of each
-rank increments a counter in the rendezvous store, and waiting ranks check that the counters of the others change.
+`Heartbeat`: some waits have unknown length, because a rank that reads a terabyte is slow but alive.
+A thread of each rank increments a counter in the rendezvous store, and waiting ranks check that the
+counters of the others change.
 
-`RollCall`: a failed collective reports a broken connection and not the process that caused it. So each process that
-meets a failure or ends with an error writes this to the store, where the others read it. With torchrun, the agent
-holds the store, which then outlives every rank. Otherwise rank 0 holds it, and a missing store means that rank 0 has
-ended. Before ranks connect, each answers a roll call; a rank that has answered and has no heartbeat has ended. No rank
-connects before all have answered, because connecting waits in one call of torch for the complete timeout.
+`RollCall`: a failed collective reports a broken connection and not the process that caused it. So
+each process that meets a failure or ends with an error writes this to the store, where the others
+read it. With torchrun, the agent holds the store, which then outlives every rank. Otherwise rank 0
+holds it, and a missing store means that rank 0 has ended. Before ranks connect, each answers a roll
+call; a rank that has answered and has no heartbeat has ended. No rank connects before all have
+answered, because connecting waits in one call of torch for the complete timeout.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ class Termination:
 
     @contextmanager
     def listening(self) -> Iterator[Termination]:
-        """Context manager in which the first SIGTERM raises `Terminated` and later ones are ignored.
+        """Context manager in which the first SIGTERM raises `Terminated` and later ones are
+        ignored.
 
         It has an effect only in the main thread.
         """
@@ -106,7 +110,8 @@ class Heartbeat:
                     return
 
     def look(self, patience: float | None = None) -> None:
-        """Raise `RankError` if a rank has had no heartbeat for `patience` seconds, by default the timeout.
+        """Raise `RankError` if a rank has had no heartbeat for `patience` seconds, by default the
+        timeout.
 
         The call is cheap and may be frequent.
         """
@@ -163,7 +168,9 @@ class RollCall:
                 self._store.set(_BROKEN, reason)
 
     def linger(self) -> None:
-        """If the store ends with this process, wait until the others have read why this rank ended."""
+        """If the store ends with this process, wait until the others have read why this rank
+        ended.
+        """
         if not (self._leaves and self._holds_store):
             return
         limit = time.monotonic() + _LINGER_SECONDS
@@ -173,9 +180,12 @@ class RollCall:
                 time.sleep(_POLL_SECONDS)
 
     def answer(
-        self, about: Mapping[str, object], heart: Heartbeat, timeout: float,
+        self,
+        about: Mapping[str, object],
+        heart: Heartbeat,
+        timeout: float,
         compare: Callable[[Sequence[Mapping[str, object]]], RankError | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer the roll call, and wait until all ranks have answered.
 
         Parameters
@@ -187,7 +197,8 @@ class RollCall:
         timeout : float
             Seconds to wait for missing ranks.
         compare : callable
-            Compares the descriptions of all ranks. If it returns an error, the error is raised on all ranks.
+            Compares the descriptions of all ranks. If it returns an error, the error is raised on
+            all ranks.
 
         Raises
         ------
@@ -199,7 +210,8 @@ class RollCall:
             self._gather(_ANSWERED, json.dumps(about, sort_keys=True), heart, timeout)
             answers = [json.loads(self._store.get(f"{_ANSWERED}/{rank}")) for rank in range(self._ranks)]
             different = compare(answers)
-            # A rank may have ended after its answer. If rank 0 holds the store, the others must read it before it ends.
+            # A rank may have ended after its answer. If rank 0 holds the store, the others must
+            # read it before it ends.
             self._gather(_HEARD, "", heart, timeout, leave=different is not None and self._rank != 0)
         except RankError:
             raise
@@ -208,8 +220,12 @@ class RollCall:
         if different is not None:
             raise different
 
-    def _gather(self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False) -> None:
-        """Store this rank's content. Wait until all ranks have stored theirs, unless `leave` is true."""
+    def _gather(
+        self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False
+    ) -> None:
+        """Store this rank's content. Wait until all ranks have stored theirs, unless `leave` is
+        true.
+        """
         self._store.set(f"{key}/{self._rank}", content)
         deadline, counted = time.monotonic() + timeout, self._store.add(key, 1)
         while counted < self._ranks and not leave:
@@ -220,14 +236,15 @@ class RollCall:
             if time.monotonic() > deadline:
                 missing = [rank for rank in self._others() if not self._store.check([f"{key}/{rank}"])]
                 raise RankError(
-                    f"{_named(missing)} did not start within {timeout:g} s (distributed.timeout): see its own message, "
-                    "or start all ranks with the same address and number of ranks"
+                    f"{_named(missing)} did not start within {timeout:g} s (distributed.timeout): see its "
+                    "own message, or start all ranks with the same address and number of ranks"
                 )
             time.sleep(_POLL_SECONDS)
             counted = self._store.add(key, 0)
 
     def explain(self, error: BaseException) -> RankError:
-        """Return the error to raise after `error` ended this rank's work. It names the rank that ended or is silent.
+        """Return the error to raise after `error` ended this rank's work. It names the rank that
+        ended or is silent.
 
         Parameters
         ----------
@@ -236,7 +253,8 @@ class RollCall:
 
         Notes
         -----
-        The call takes up to five seconds, so that other ranks can meet the same failure and report it.
+        The call takes up to five seconds, so that other ranks can meet the same failure and report
+        it.
         """
         try:
             return self._find_cause(error)
@@ -249,7 +267,8 @@ class RollCall:
         deadline, silent = time.monotonic() + _GRACE_SECONDS, self._others()
         while silent and time.monotonic() < deadline:
             ended = [rank for rank in self._others() if self._store.check([self._key_of_reason(rank)])]
-            # A reported reason is preferred: silent ranks may only have lost their connection to that rank.
+            # A reported reason is preferred: silent ranks may only have lost their connection to
+            # that rank.
             if ended:
                 return RankError(self._store.get(self._key_of_reason(ended[0])).decode())
             silent = [rank for rank in silent if not self._store.check([self._here(rank)])]
@@ -257,18 +276,19 @@ class RollCall:
         if silent:
             if isinstance(error, Terminated):
                 return RankError(
-                    f"{_named(silent)} ended, or did not answer within {_GRACE_SECONDS:g} s when rank {self._rank} "
-                    "received SIGTERM"
+                    f"{_named(silent)} ended, or did not answer within {_GRACE_SECONDS:g} s when rank "
+                    f"{self._rank} received SIGTERM"
                 )
             return RankError(
-                f"{_named(silent)} ended: killed, out of memory, or disconnected from rank {self._rank}; {_AGAIN}"
+                f"{_named(silent)} ended: killed, out of memory, or disconnected from "
+                f"rank {self._rank}; {_AGAIN}"
             )
         if isinstance(error, Terminated):
             return RankError(f"rank {self._rank} received SIGTERM")
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankError(
-            f"rank {self._rank}: ranks lost their connections although all ranks run ({first}); check the links "
-            "between them, or increase distributed.timeout"
+            f"rank {self._rank}: ranks lost their connections although all ranks run ({first}); check the "
+            "links between them, or increase distributed.timeout"
         )
 
     def _others(self) -> list[int]:
@@ -288,4 +308,6 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _store_gone() -> RankError:
-    return RankError("rank 0, which runs the rendezvous store, ended; see its message, and start the run again")
+    return RankError(
+        "rank 0, which runs the rendezvous store, ended; see its message, and start the run again"
+    )

@@ -1,7 +1,8 @@
-"""Requests for the rows of a batch's ids, and the batch that an owner joins from the requests of all ranks.
+"""Requests for the rows of a batch's ids, and the batch that an owner joins from the requests of
+all ranks.
 
-In the joined batch, the bags of each feature are in the order of ranks. So a complete table on one rank gets the same
-batch as in one process, and computes the same bits.
+In the joined batch, the bags of each feature are in the order of ranks. So a complete table on one
+rank gets the same batch as in one process, and computes the same bits.
 
 Shapes: B samples of this rank, N ids, S streams of an owner (`Sharding.streams`).
 """
@@ -24,7 +25,9 @@ from stratarec.kernels.collate import outside
 from stratarec.kernels.unique import number_distinct
 
 WORDS = 3
-"""Number of counts of a request (`RowRequest.counts`), which a rank sends before the request itself."""
+"""Number of counts of a request (`RowRequest.counts`), which a rank sends before the request
+itself.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,8 @@ class RowRequest:
     ids : Tensor
         ``[N]`` int32 or int64 requested rows, numbered as the owner numbers them.
     lengths : Tensor or None
-        ``[bags]`` number of ids of each bag; None if every bag has one id, and for streams without pooling.
+        ``[bags]`` number of ids of each bag; None if every bag has one id, and for streams without
+        pooling.
     """
 
     bags: int
@@ -52,7 +56,9 @@ class RowRequest:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Number of bags, number of ids, and 1 if every bag has one id, so that lengths are not sent."""
+        """Number of bags, number of ids, and 1 if every bag has one id, so that lengths are not
+        sent.
+        """
         return self.bags, self.ids.numel(), int(self.lengths is None)
 
 
@@ -63,10 +69,11 @@ class DistinctRows:
     Parameters
     ----------
     owned : tuple of Tensor
-        One tensor per owner of the table: the rows requested from it, numbered as the owner numbers them, in the order
-        of their first lookups.
+        One tensor per owner of the table: the rows requested from it, numbered as the owner numbers
+        them, in the order of their first lookups.
     places : Tensor
-        ``[lookups]`` int64 position of each lookup's row among all distinct rows; features are in the table's order.
+        ``[lookups]`` int64 position of each lookup's row among all distinct rows; features are in
+        the table's order.
     """
 
     owned: tuple[Tensor, ...]
@@ -127,7 +134,7 @@ class Requests:
 
     def _asked(
         self, features: KeyedJagged, stream: IdStream, distinct: dict[str, DistinctRows], rank: int
-    ) -> RowRequest:  # fmt: skip
+    ) -> RowRequest:
         if stream.kind == "rows":
             place = self._sharding.places[stream.table.name]
             return RowRequest(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
@@ -143,7 +150,8 @@ class Requests:
         parts = [bags_of(features, key)[0] for key in keys]
         for key, ids in zip(keys, parts, strict=True):
             _check(ids, key, table)
-        # In the order of first lookups. Sorting rows took a fifth of the computing time of a rank's step.
+        # In the order of first lookups. Sorting rows took a fifth of the computing time of a rank's
+        # step.
         unique, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, unique)
@@ -161,13 +169,18 @@ class Requests:
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[RowRequest]) -> Tensor:
-        """Return the message to one owner: ``[n]`` lengths and ids of its requests `asked`, one per stream."""
+        """Return the message to one owner: ``[n]`` lengths and ids of its requests `asked`, one per
+        stream.
+        """
         parts = [part for request in asked for part in (request.lengths, request.ids) if part is not None]
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
-def join_requests(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
-    """Join the requests of all ranks into the batch that an owner looks up; bags are in the order of ranks.
+def join_requests(
+    streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0
+) -> KeyedJagged:
+    """Join the requests of all ranks into the batch that an owner looks up; bags are in the order
+    of ranks.
 
     Parameters
     ----------
@@ -190,24 +203,31 @@ def join_requests(streams: Sequence[IdStream], asked: Sequence[Sequence[RowReque
     joined_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
     if single and all(len(lengths) == size for lengths in bags):
         return KeyedJagged(keys=keys, values=joined_values, offsets=None, batch_size=size)
-    # A jagged batch has equally many bags for each feature, so features are padded with empty bags at the end.
+    # A jagged batch has equally many bags for each feature, so features are padded with empty bags
+    # at the end.
     padded = torch.zeros(len(streams), size, dtype=torch.int64)
     for place, lengths in enumerate(bags):
         padded[place, : len(lengths)] = lengths
     filled = tuple(len(lengths) for lengths in bags)
     return KeyedJagged(
         keys=keys, values=joined_values, offsets=offsets_of(padded.view(-1)), batch_size=size, filled=filled
-    )  # fmt: skip
+    )
 
 
 def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
-    """Return the lengths of a stream's bags in the joined batch; a stream without pooling is one bag."""
+    """Return the lengths of a stream's bags in the joined batch; a stream without pooling is one
+    bag.
+    """
     if stream.kind != "pooled":
         return torch.tensor([sum(request.ids.numel() for request in asked)])
-    return torch.cat([
-        torch.ones(request.bags, dtype=torch.int64) if request.lengths is None else request.lengths.long()
-        for request in asked
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            torch.ones(request.bags, dtype=torch.int64)
+            if request.lengths is None
+            else request.lengths.long()
+            for request in asked
+        ]
+    )
 
 
 def bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:

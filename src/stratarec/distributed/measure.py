@@ -23,7 +23,9 @@ _SIZE, _ROUNDS = 8, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Latency of an exchange among ranks in seconds: `alpha`, plus `alpha_peer` for each other rank."""
+    """Latency of an exchange among ranks in seconds: `alpha`, plus `alpha_peer` for each other
+    rank.
+    """
 
     alpha: float
     alpha_peer: float
@@ -31,7 +33,9 @@ class Collective:
     def __post_init__(self) -> None:
         check_finite(self, "collective.")
         if min(self.alpha, self.alpha_peer) < 0:
-            raise ConfigError(f"collective latency is {self.alpha:g} + {self.alpha_peer:g} s a peer, expected >= 0")
+            raise ConfigError(
+                f"collective latency is {self.alpha:g} + {self.alpha_peer:g} s a peer, expected >= 0"
+            )
 
     def latency(self, peers: int) -> float:
         """Return the seconds of an exchange of no bytes with `peers` other ranks."""
@@ -39,10 +43,12 @@ class Collective:
 
 
 def measure_latency(mesh: Mesh) -> Collective | None:
-    """Measure the latency of collectives with all ranks of `mesh`, in about a second; None with less than three ranks.
+    """Measure the latency of collectives with all ranks of `mesh`, in about a second; None with
+    less than three ranks.
 
-    With fewer ranks, the cost of a peer cannot be separated from the latency. Ranks of a test may share processors,
-    unlike ranks of a cluster. So the cost of a peer is measured as processor time, and the latency with two ranks only.
+    With fewer ranks, the cost of a peer cannot be separated from the latency. Ranks of a test may
+    share processors, unlike ranks of a cluster. So the cost of a peer is measured as processor
+    time, and the latency with two ranks only.
     """
     if mesh.ranks < _FEWEST:
         return None
@@ -61,8 +67,8 @@ def measure_latency(mesh: Mesh) -> Collective | None:
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
     """Return the seconds and the processor seconds of an exchange with each other rank.
 
-    Each rank takes the lower quartile of its times, so that late ranks do not count. The results are the maxima over
-    all ranks.
+    Each rank takes the lower quartile of its times, so that late ranks do not count. The results
+    are the maxima over all ranks.
 
     Parameters
     ----------
@@ -76,7 +82,8 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
     message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
     for _ in range(rounds):
-        # All ranks start together. Otherwise waiting for a late rank would count as time of the exchange.
+        # All ranks start together. Otherwise waiting for a late rank would count as time of the
+        # exchange.
         channel.agree(None)
         wall, work = time.perf_counter(), time.process_time()
         channel.exchange(message, even, even)
@@ -88,17 +95,23 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
 
 
 class EchoChannel(Channel):
-    """Channel for measurements in one process. Messages of peers are the rank's messages to itself, or zeros.
+    """Channel for measurements in one process. Messages of peers are the rank's messages to itself,
+    or zeros.
 
-    With this channel a rank computes what it would compute among `ranks` ranks with the same batch, but never waits.
+    With this channel a rank computes what it would compute among `ranks` ranks with the same batch,
+    but never waits.
     """
 
     def __init__(self, rank: int, ranks: int) -> None:
         super().__init__(rank, ranks, cast(Any, self) if ranks > 1 else None)
 
     def exchange(
-        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
-    ) -> Tensor:  # fmt: skip
+        self,
+        message: Tensor,
+        sent_sizes: Sequence[int],
+        sizes: Sequence[int],
+        stopped: Callable[[], bool] = never,
+    ) -> Tensor:
         if {sent_sizes[self.rank]} == set(sizes):
             mine: Tensor = message.split(list(sent_sizes))[self.rank]  # type: ignore[no-untyped-call]
             return mine.repeat(self.ranks)
@@ -106,9 +119,13 @@ class EchoChannel(Channel):
 
 
 def emulated_mesh(
-    rank: int, hosts: int, local: int, *, by_towers: bool,
+    rank: int,
+    hosts: int,
+    local: int,
+    *,
+    by_towers: bool,
     channel: Callable[[int, list[int]], Channel] = lambda rank, members: EchoChannel(rank, len(members)),
-) -> Mesh:  # fmt: skip
+) -> Mesh:
     """Return the mesh of one rank of a cluster, without other processes.
 
     Parameters
@@ -120,7 +137,8 @@ def emulated_mesh(
     by_towers : bool
         Whether the mesh is for the exchange by towers.
     channel : callable
-        Returns a channel from the index of the rank among the members of the channel, and the numbers of the members.
+        Returns a channel from the index of the rank among the members of the channel, and the
+        numbers of the members.
     """
     grid = torch.arange(hosts * local).view(hosts, local)
     devices: Any = SimpleNamespace(mesh=grid, size=grid.size)

@@ -1,10 +1,12 @@
-"""The mesh of a run's processes: their ranks, their connections, and how they start and end together.
+"""The mesh of a run's processes: their ranks, their connections, and how they start and end
+together.
 
-`torchrun` sets the rank of this process. Without torchrun, or with one process, the mesh has one rank and exchanges
-nothing.
+`torchrun` sets the rank of this process. Without torchrun, or with one process, the mesh has one
+rank and exchanges nothing.
 
-Each kind of traffic has separate connections (`Channel`). The thread that stages batches and the training thread use
-them at the same time, and the collectives of one group must have the same order on all ranks.
+Each kind of traffic has separate connections (`Channel`). The thread that stages batches and the
+training thread use them at the same time, and the collectives of one group must have the same order
+on all ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from stratarec.io.hashes import versions
 
 Result = TypeVar("Result")
 
-# Longest time for which one rank may read, write or compile while the others see its heartbeat, and longest time to
-# wait for a disconnection.
+# Longest time for which one rank may read, write or compile while the others see its heartbeat, and
+# longest time to wait for a disconnection.
 _LONGEST_WORK_SECONDS, _PARTING_SECONDS = 6 * 3600.0, 5.0
 # Packages whose versions must be equal on all ranks, because bits and messages depend on them.
 _VERSIONS = "versions"
@@ -54,7 +56,8 @@ class Mesh:
     rows : Channel
         Channel of the training thread for rows, gradients and common decisions.
     files : Channel
-        Channel of the training thread for collectives in which ranks read or write files, which may take long.
+        Channel of the training thread for collectives in which ranks read or write files, which may
+        take long.
     devices : DeviceMesh or None
         ``[host, local]``; None for a single rank.
     records : Store or None
@@ -62,8 +65,8 @@ class Mesh:
     inside : Mesh or None
         With the exchange by towers, the mesh of this host's ranks.
     between : Mesh or None
-        With the exchange by towers, the mesh of the ranks with the same place on each host. In this mesh, the number of
-        a rank is the number of its host.
+        With the exchange by towers, the mesh of the ranks with the same place on each host. In this
+        mesh, the number of a rank is the number of its host.
     """
 
     rank: int
@@ -91,9 +94,9 @@ class Mesh:
     def order(self) -> tuple[int, ...]:
         """Ranks in the order of their samples in a batch.
 
-        With the exchange by towers, ranks with the same place on their hosts are adjacent. The rank at place l of host
-        t concatenates the requests to tower t from all ranks at place l, and then sends them inside its host. So owners
-        of rows get samples in this order."""
+        With the exchange by towers, ranks with the same place on their hosts are adjacent. The rank
+        at place l of host t concatenates the requests to tower t from all ranks at place l, and
+        then sends them inside its host. So owners of rows get samples in this order."""
         if self.inside is None or self.between is None:
             return tuple(range(self.ranks))
         local = self.inside.ranks
@@ -127,7 +130,8 @@ class Mesh:
         return result
 
     def first_then_others(self, work: Callable[[], Result]) -> Result:
-        """Run `work` on rank 0 and then on the others, so that they can use the files that rank 0 wrote.
+        """Run `work` on rank 0 and then on the others, so that they can use the files that rank 0
+        wrote.
 
         Raises
         ------
@@ -173,18 +177,21 @@ class Mesh:
 
 
 def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
-    """Return the error for the first rank whose settings differ from the settings of rank 0, or None."""
+    """Return the error for the first rank whose settings differ from the settings of rank 0, or
+    None.
+    """
     for rank, mine in enumerate(settings):
         other = first_difference(mine, settings[0])
         if other is not None and other.field.startswith(_VERSIONS):
             name = other.field.removeprefix(f"{_VERSIONS}.")
             return RankError(
-                f"rank {rank} has {name} {other.want}, rank 0 has {other.have}: install the same version for all ranks"
+                f"rank {rank} has {name} {other.want}, rank 0 has {other.have}: install the "
+                "same version for all ranks"
             )
         if other is not None:
             return RankError(
-                f"rank {rank} was started with {other.field} {other.want!r}, rank 0 with {other.have!r}: use the same "
-                "recipe and data for all ranks"
+                f"rank {rank} was started with {other.field} {other.want!r}, rank 0 with {other.have!r}: "
+                "use the same recipe and data for all ranks"
             )
     return None
 
@@ -192,8 +199,9 @@ def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
 @contextmanager
 def joined(
     config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None
-) -> Iterator[Mesh]:  # fmt: skip
-    """Connect the ranks that torchrun's environment variables describe; disconnect at the end of the `with` block.
+) -> Iterator[Mesh]:
+    """Connect the ranks that torchrun's environment variables describe; disconnect at the end of
+    the `with` block.
 
     Parameters
     ----------
@@ -209,8 +217,8 @@ def joined(
     ConfigError
         If environment variables have values that torchrun would not set.
     RankError
-        If other ranks cannot be reached or have other settings, if a rank fails (on all ranks), or after SIGTERM; names
-        the rank that ended.
+        If other ranks cannot be reached or have other settings, if a rank fails (on all ranks), or
+        after SIGTERM; names the rank that ended.
     """
     config, size = config or DistributedConfig(), integer_variable("WORLD_SIZE", 1)
     if size == 1:
@@ -220,11 +228,16 @@ def joined(
     hosts = hosts_and_local_ranks(config, size)
     by_towers = config.by_towers(towers, hosts[0])
     if not 0 <= rank < size:
-        raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
+        raise ConfigError(
+            f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun"
+        )
     about = {
-        _VERSIONS: versions(*_DECISIVE), **(settings or {}), "hosts": hosts[0], "timeout": config.timeout,
+        _VERSIONS: versions(*_DECISIVE),
+        **(settings or {}),
+        "hosts": hosts[0],
+        "timeout": config.timeout,
         "exchange by towers": by_towers,
-    }  # fmt: skip
+    }
     records, store = connect_store(config, rank, size)
     roll = RollCall(store, rank, size, holds_store=holds_store(rank))
     mesh: Mesh | None = None
@@ -233,7 +246,9 @@ def joined(
         try:
             with Heartbeat(store, rank, size, config.timeout) as heart:
                 roll.answer(about, heart, config.timeout, difference)
-                mesh = replace(_connected(config, rank, size, store, hosts, roll, heart, by_towers), records=records)
+                mesh = replace(
+                    _connected(config, rank, size, store, hosts, roll, heart, by_towers), records=records
+                )
                 yield mesh
         except StrataError as error:
             termination.ignore()
@@ -250,7 +265,8 @@ def joined(
             termination.ignore()
             for channel in mesh.channels if mesh is not None else ():
                 channel.close()
-            # After the channels are closed, because closed connections show the others at once that this rank ended.
+            # After the channels are closed, because closed connections show the others at once that
+            # this rank ended.
             _disconnect()
             if terminated is None:
                 roll.linger()
@@ -261,7 +277,8 @@ def joined(
 def _disconnect() -> None:
     """Destroy all process groups on a thread, and wait for it only for a limited time.
 
-    Destroying a group that still waits for a stopped rank takes until the end of that wait, perhaps hours.
+    Destroying a group that still waits for a stopped rank takes until the end of that wait, perhaps
+    hours.
     """
     if dist.is_initialized():
         ending = threading.Thread(target=dist.destroy_process_group, name="disconnect", daemon=True)
@@ -275,9 +292,15 @@ def restarted() -> bool:
 
 
 def _connected(
-    config: DistributedConfig, rank: int, size: int, store: Store, shape: tuple[int, int], roll: RollCall,
-    heart: Heartbeat, by_towers: bool,
-) -> Mesh:  # fmt: skip
+    config: DistributedConfig,
+    rank: int,
+    size: int,
+    store: Store,
+    shape: tuple[int, int],
+    roll: RollCall,
+    heart: Heartbeat,
+    by_towers: bool,
+) -> Mesh:
     timeout = timedelta(seconds=config.timeout)
     try:
         store = PrefixStore("torch", store)
@@ -285,34 +308,47 @@ def _connected(
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
         # Groups are created in the same order on all ranks, because they are identified by number.
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
-        # Collectives of this group may wait while a rank reads a terabyte, as long as heartbeats arrive. Only
-        # connecting has the usual timeout.
+        # Collectives of this group may wait while a rank reads a terabyte, as long as heartbeats
+        # arrive. Only connecting has the usual timeout.
         patient = dist.new_group(timeout=timeout)
         longest = timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS))
         dist.distributed_c10d._set_pg_timeout(longest, patient)
         channels.append(Channel(rank, size, patient, roll, heart.look))
         subgroups = [devices.get_group(name) for name in ("host", "local")]
         between, inside = (
-            [_part(rank, ranks, timeout, roll) for ranks in (devices.mesh.T.tolist(), devices.mesh.tolist())]
+            [
+                _part(rank, ranks, timeout, roll)
+                for ranks in (devices.mesh.T.tolist(), devices.mesh.tolist())
+            ]
             if by_towers
             else (None, None)
         )
     except RuntimeError as error:
         raise roll.explain(error) from error
-    # The first collective of a group connects; a rank that ends before it would leave the others waiting.
+    # The first collective of a group connects; a rank that ends before it would leave the others
+    # waiting.
     for group in subgroups:
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
     ids, rows, files = channels
     mesh = Mesh(
-        rank=rank, ranks=size, ids=ids, rows=rows, files=files, devices=devices, inside=inside, between=between,
-    )  # fmt: skip
+        rank=rank,
+        ranks=size,
+        ids=ids,
+        rows=rows,
+        files=files,
+        devices=devices,
+        inside=inside,
+        between=between,
+    )
     for channel in mesh.channels:
         channel.agree(None)
     return mesh
 
 
 def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: RollCall) -> Mesh:
-    """Return the mesh of the ranks in the part that contains this rank, with channels for ids and rows."""
+    """Return the mesh of the ranks in the part that contains this rank, with channels for ids and
+    rows.
+    """
     mine = next(ranks for ranks in parts if rank in ranks)
     mesh = Mesh.alone()
     if len(mine) == 1:
@@ -333,9 +369,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def listen_towards(host: str) -> None:
-    """Make gloo listen on the network interface with the route to `host`, unless ``GLOO_SOCKET_IFNAME`` is set.
+    """Make gloo listen on the network interface with the route to `host`, unless
+    ``GLOO_SOCKET_IFNAME`` is set.
 
-    If the interface cannot be determined, gloo uses the interface with the address of this machine's name.
+    If the interface cannot be determined, gloo uses the interface with the address of this
+    machine's name.
     """
     if os.environ.get(_INTERFACE):
         return
@@ -380,7 +418,9 @@ def integer_variable(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ConfigError(f"{name} is {text!r}, expected a whole number; start ranks by torchrun") from error
+        raise ConfigError(
+            f"{name} is {text!r}, expected a whole number; start ranks by torchrun"
+        ) from error
 
 
 def starts() -> int:
@@ -389,7 +429,9 @@ def starts() -> int:
 
 
 def holds_store(rank: int) -> bool:
-    """Whether this process holds the store of all ranks. If no rank holds it, torchrun's agent does."""
+    """Whether this process holds the store of all ranks. If no rank holds it, torchrun's agent
+    does.
+    """
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
@@ -415,7 +457,8 @@ def hosts_and_local_ranks(config: DistributedConfig, size: int) -> tuple[int, in
 
 
 def connect_store(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
-    """Connect to the rendezvous store; return a view of it that survives restarts, and a view for this start.
+    """Connect to the rendezvous store; return a view of it that survives restarts, and a view for
+    this start.
 
     Waits only for the process that holds the store.
 
@@ -435,22 +478,28 @@ def connect_store(config: DistributedConfig, rank: int, size: int) -> tuple[Stor
     """
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
-        raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
+        raise ConfigError(
+            f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun"
+        )
     host, port = os.environ["MASTER_ADDR"], integer_variable("MASTER_PORT", 0)
     listen_towards(host)
     try:
         # torch's `rendezvous` is not used: it waits for all ranks in one call that blocks signals.
         store = TCPStore(
-            host, port, is_master=holds_store(rank), timeout=timedelta(seconds=config.timeout),
-            wait_for_workers=False, multi_tenant=True,
-        )  # fmt: skip
+            host,
+            port,
+            is_master=holds_store(rank),
+            timeout=timedelta(seconds=config.timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except (RuntimeError, ValueError, OSError) as error:
         # torch's message continues with a C++ stack trace.
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RankError(
             f"rank {rank} of {size} could not reach the store at {host}:{port} within {config.timeout:g} s "
-            f"({detail[:200]}); set an address that all ranks reach and a free port (torchrun --master-addr, "
-            "--master-port)"
+            f"({detail[:200]}); set an address that all ranks reach and a free port (torchrun "
+            "--master-addr, --master-port)"
         ) from error
     # The agent's store survives a restart, with the entries of earlier ranks.
     return PrefixStore("stratarec/records", store), PrefixStore(f"start-{starts()}", store)

@@ -1,7 +1,8 @@
-"""Buffers with the distinct rows of a batch. The requesting rank pools them and sums their gradients.
+"""Buffers with the distinct rows of a batch. The requesting rank pools them and sums their
+gradients.
 
-Buffers use the same kernels as tables. The update kernel sums gradients: gradient descent with a learning rate of -1 on
-zeros gives the sum in ascending order of lookup position.
+Buffers use the same kernels as tables. The update kernel sums gradients: gradient descent with a
+learning rate of -1 on zeros gives the sum in ascending order of lookup position.
 
 Shapes: U distinct rows of all tables of one width, D width, B samples, N ids.
 """
@@ -22,8 +23,11 @@ from stratarec.kernels import pooling, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.memory import RECYCLER
 
-_SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
-# Initial value of sums: adding a number to -0.0 keeps all its bits, but adding -0.0 to +0.0 gives +0.0.
+_SUM = update.RowUpdate(
+    kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1
+)
+# Initial value of sums: adding a number to -0.0 keeps all its bits, but adding -0.0 to +0.0 gives
+# +0.0.
 _NOTHING = -0.0
 
 
@@ -45,7 +49,9 @@ class RowBuffers:
         self._features = features_of(self.tables)
         # Place of each sequence feature among the group's features, and its name.
         self.sequences = [
-            (place, key) for place, (table, key) in enumerate(self._features) if key in table.sequence_features
+            (place, key)
+            for place, (table, key) in enumerate(self._features)
+            if key in table.sequence_features
         ]
         self._workspace = update.UpdateWorkspace()
 
@@ -105,7 +111,9 @@ class RowBuffers:
         empty = np.empty(0, dtype=np.float32)
         # Gradient descent has no state.
         slots = update.Slots(sums.view(-1).numpy(), empty, empty, empty.view(np.int32))
-        update.update(slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace)
+        update.update(
+            slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace
+        )
         return sums
 
 
@@ -155,12 +163,16 @@ class Buffer:
         return sequences
 
     def sum(self, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradients ``[U, D]`` of the distinct rows. The arguments are the same as of `RowBuffers.sum`."""
+        """Return the gradients ``[U, D]`` of the distinct rows. The arguments are the same as of
+        `RowBuffers.sum`.
+        """
         return self.group.sum(self, pooled, rows)
 
 
 def grouped(tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> list[RowBuffers]:
-    """Return a `RowBuffers` for each width of the tables; `columns` is the first output column of each feature."""
+    """Return a `RowBuffers` for each width of the tables; `columns` is the first output column of
+    each feature.
+    """
     widths: dict[int, list[EmbeddingBagConfig]] = {}
     for table in tables:
         widths.setdefault(table.embedding_dim, []).append(table)

@@ -1,7 +1,7 @@
 """Engine of tables that are sharded across ranks: an `Engine` of this rank's rows, and an exchange.
 
-Every method that accesses rows is a collective: all ranks call it in the same order, including those with an empty
-batch.
+Every method that accesses rows is a collective: all ranks call it in the same order, including
+those with an empty batch.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
     sharding : Sharding
         Equal on all ranks.
     mesh : Mesh
-        With the exchange by towers, the mesh of this host's ranks. They exchange rows as fp32, and batches have only
-        the features of the host's tables.
+        With the exchange by towers, the mesh of this host's ranks. They exchange rows as fp32, and
+        batches have only the features of the host's tables.
     optimizer : RowOptimizerConfig
         Row optimizer of all tables.
     seed : int
@@ -85,14 +85,21 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
     """
 
     def __init__(
-        self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
+        self,
+        sharding: Sharding,
+        mesh: Mesh,
+        optimizer: RowOptimizerConfig,
+        seed: int,
+        tiers: TierConfig,
         config: DistributedConfig,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sharding = sharding
         self.mesh = mesh
         mine = sharding.configs(mesh.rank)
         names = {table.name for table in mine}
-        local_tiers = replace(tiers, tables={name: tier for name, tier in tiers.tables.items() if name in names})
+        local_tiers = replace(
+            tiers, tables={name: tier for name, tier in tiers.tables.items() if name in names}
+        )
         self.local = Engine(mine, optimizer, seed, local_tiers) if mine else None
         self._circle = mesh if mesh.inside is None else mesh.inside
         kinds: tuple[WireKind, WireKind] = (
@@ -103,7 +110,8 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         super().__init__(sharding.tables, here.tables, optimizer, tiers, self.local)
         self._exchange = FlatExchange(here, self._circle, (wire, gradient_wire), self.local)
         self.row_order = self._exchange.row_order
-        # Ids are exchanged before a lookup, so staging ahead is useful even if all rows are in level 0.
+        # Ids are exchanged before a lookup, so staging ahead is useful even if all rows are in
+        # level 0.
         self.resident = False
 
     def stage(self, features: KeyedJagged) -> ShardedBatch:
@@ -113,7 +121,9 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
     def stage_now(self, features: KeyedJagged) -> ShardedBatch:
         return self._stage(features, lambda local, asked: local.stage_now(asked))
 
-    def stage_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> ShardedBatch:
+    def stage_ahead(
+        self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]
+    ) -> ShardedBatch:
         """Stage a batch ahead of time.
 
         Parameters
@@ -125,17 +135,22 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         stopped : callable
             Waits for other ranks are aborted when it returns true.
         """
-        return self._stage(features, lambda local, asked: local.stage_ahead(asked, lookahead, stopped), stopped)
+        return self._stage(
+            features, lambda local, asked: local.stage_ahead(asked, lookahead, stopped), stopped
+        )
 
     def _stage(
-        self, features: KeyedJagged, stage: Callable[[Engine, KeyedJagged], StagedBatch],
+        self,
+        features: KeyedJagged,
+        stage: Callable[[Engine, KeyedJagged], StagedBatch],
         stopped: Callable[[], bool] = never,
-    ) -> ShardedBatch:  # fmt: skip
+    ) -> ShardedBatch:
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.ids, stopped)
         local: StagedBatch | None = None
         failed: StrataError | None = None
         try:
-            # A batch may fit on some ranks only. These ranks must not wait for a rank on which it does not fit.
+            # A batch may fit on some ranks only. These ranks must not wait for a rank on which it
+            # does not fit.
             local = stage(self.local, dispatched.local) if self.local else None
         except StrataError as error:
             failed = error
@@ -145,8 +160,8 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         except BaseException:
             batch.release()
             raise
-        # Counted only after all ranks agreed. The noise of wires depends on this number, so it must be equal on all
-        # ranks, and a batch that one rank refused counts on no rank.
+        # Counted only after all ranks agreed. The noise of wires depends on this number, so it must
+        # be equal on all ranks, and a batch that one rank refused counts on no rank.
         self.batches += 1
         return batch
 
@@ -162,13 +177,18 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         return self._exchange.combine(outputs, dispatched)
 
     def update_rows(
-        self, handle: ShardedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self,
+        handle: ShardedBatch,
+        gradients: Sequence[Tensor],
+        scale: float = 1.0,
+        weights: Tensor | None = None,
     ) -> None:
         local = self._exchange.combine_backward(gradients, handle.dispatched)
         if self.local and handle.local:
             self.local.update_rows(handle.local, local, scale)
         else:
-            # A rank without tables has no local engine that counts steps, but schedules need the count on all ranks.
+            # A rank without tables has no local engine that counts steps, but schedules need the
+            # count on all ranks.
             self.step_clock.step += 1
 
     def tables_of(self, name: str) -> ShardedRows:
@@ -194,16 +214,18 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         mine = channel.run_everywhere(
             lambda: self.local.save(directory, previous, self.mesh.rank) if self.local else {}
         )
-        # Every rank gets the complete manifest, to check it when it is loaded. Only the first rank writes it.
+        # Every rank gets the complete manifest, to check it when it is loaded. Only the first rank
+        # writes it.
         parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
         manifest: dict[str, Any] = next(part for part in parts if part)
         return {**manifest, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Load the checkpoint in `directory`, row by row if ranks or sharding have changed since it was saved.
+        """Load the checkpoint in `directory`, row by row if ranks or sharding have changed since it
+        was saved.
 
-        `manifest` is the result of `save`. Returns why bits may differ from those of the saved run, see
-        `EmbeddingCollection.load`.
+        `manifest` is the result of `save`. Returns why bits may differ from those of the saved run,
+        see `EmbeddingCollection.load`.
         """
         channel = self.mesh.files
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
@@ -215,7 +237,9 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
             if self.local:
                 return self.local.load(directory, manifest, self.mesh.rank, agreed)
             agreed(self.mesh.rank not in ranks)
-            self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+            self.step_clock.load_position(
+                manifest["step"], manifest["earlier"], manifest.get("changes", ())
+            )
             return ""
 
         reason = channel.run_everywhere(loaded)
@@ -224,7 +248,7 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
 
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start from the rows of another run's checkpoint; every rank reads its rows.
 
         Parameters
@@ -260,9 +284,10 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
 class ShardedCollection(EmbeddingCollection[ShardedBatch]):
     """Embedding collection whose tables are sharded across the ranks of a mesh.
 
-    Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch. A single rank trains the same bits as
-    with that class. If `Place.travel` of all tables is ``pooled`` and wires are fp32, tables get the bits of one
-    process that trains on the concatenated batches of all ranks; else they agree up to the rounding of sums.
+    Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch. A single rank
+    trains the same bits as with that class. If `Place.travel` of all tables is ``pooled`` and wires
+    are fp32, tables get the bits of one process that trains on the concatenated batches of all
+    ranks; else they agree up to the rounding of sums.
 
     Parameters
     ----------
@@ -271,15 +296,25 @@ class ShardedCollection(EmbeddingCollection[ShardedBatch]):
     """
 
     def __init__(
-        self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
-        tiers: TierConfig | None = None, config: DistributedConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sharding: Sharding,
+        mesh: Mesh,
+        *,
+        optimizer: RowOptimizerConfig | None = None,
+        seed: int = 0,
+        tiers: TierConfig | None = None,
+        config: DistributedConfig | None = None,
+    ) -> None:
         super().__init__(
             ShardedEngine(
-                sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
+                sharding,
+                mesh,
+                optimizer or RowOptimizerConfig(),
+                seed,
+                tiers or TierConfig(),
                 config or DistributedConfig(),
             )
-        )  # fmt: skip
+        )
 
 
 def _nothing() -> tuple[Tensor, ...]:
@@ -288,7 +323,8 @@ def _nothing() -> tuple[Tensor, ...]:
 
 
 class ShardedRows:
-    """Access to rows of tables by name and number, gathered from their owners; every method is a collective.
+    """Access to rows of tables by name and number, gathered from their owners; every method is a
+    collective.
 
     Parameters
     ----------
@@ -316,7 +352,9 @@ class ShardedRows:
         return self.part(name, 0, rows)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return a copy of weights and state of rows ``first:last`` of the table `name`, on every rank."""
+        """Return a copy of weights and state of rows ``first:last`` of the table `name`, on every
+        rank.
+        """
         sharding, channel = self._sharding, self._channel
         owners, local = sharding.owner(name, np.arange(first, last, dtype=np.int64))
         counts = np.bincount(owners, minlength=channel.ranks).tolist()
@@ -326,10 +364,13 @@ class ShardedRows:
         for state, (width, flat) in self._kinds(name, part).items():
             sizes = [count * width for count in counts]
             received = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
-            # The rows of each rank follow those of the rank before, in ascending order: the stable order by owner.
+            # The rows of each rank follow those of the rank before, in ascending order: the stable
+            # order by owner.
             rows = torch.empty(last - first, width)
             rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = received.view(-1, width)
-            rows_by_state[state] = rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)
+            rows_by_state[state] = (
+                rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)
+            )
         if "clock" in rows_by_state:
             rows_by_state["clock"] = rows_by_state["clock"].view(torch.int32)
         return rows_by_state

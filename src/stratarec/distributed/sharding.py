@@ -1,13 +1,16 @@
-"""Placement of tables and rows on ranks, used by the exchange, initial values, checkpoints and the planner.
+"""Placement of tables and rows on ranks, used by the exchange, initial values, checkpoints and the
+planner.
 
-A table is on one rank, or its rows are divided among several consecutive ranks: row r is on rank ``first + r % ranks``,
-as row ``r // ranks`` there. As ids are ranked by frequency, frequent rows are spread evenly, and the rows of each rank
-are again ranked by frequency, on which its caches and stores rely.
+A table is on one rank, or its rows are divided among several consecutive ranks: row r is on rank
+``first + r % ranks``, as row ``r // ranks`` there. As ids are ranked by frequency, frequent rows
+are spread evenly, and the rows of each rank are again ranked by frequency, on which its caches and
+stores rely.
 
-`plan_sharding` balances the work, memory and traffic of ranks, because a step waits for the slowest rank. Tables are
-assigned in descending order of load, each to the rank with the least load (LPT, within 4/3 of the optimum for complete
-tables). Then single tables are moved as long as the slowest rank gets faster. The rows of a table are divided among
-ranks if the table exceeds a rank's fair share or its memory.
+`plan_sharding` balances the work, memory and traffic of ranks, because a step waits for the slowest
+rank. Tables are assigned in descending order of load, each to the rank with the least load (LPT,
+within 4/3 of the optimum for complete tables). Then single tables are moved as long as the slowest
+rank gets faster. The rows of a table are divided among ranks if the table exceeds a rank's fair
+share or its memory.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ class Place:
     first, ranks : int
         First rank with rows of the table, and number of ranks that share it.
     travel : str
-        ``pooled``: complete bags are sent to the owner, which pools them. ``rows``: the owner sends each distinct row
-        of a rank's batch once to that rank, which pools; required if rows of the table are on several ranks.
+        ``pooled``: complete bags are sent to the owner, which pools them. ``rows``: the owner sends
+        each distinct row of a rank's batch once to that rank, which pools; required if rows of the
+        table are on several ranks.
     """
 
     first: int
@@ -47,13 +51,19 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.ranks < 1:
-            raise ConfigError(f"a table has {self.ranks} ranks from rank {self.first}, expected at least 1 from 0")
+            raise ConfigError(
+                f"a table has {self.ranks} ranks from rank {self.first}, expected at least 1 from 0"
+            )
         if self.ranks > 1 and self.travel != "rows":
-            raise ConfigError("a table of several ranks has no single owner that could pool it; set travel to rows")
+            raise ConfigError(
+                "a table of several ranks has no single owner that could pool it; set travel to rows"
+            )
 
 
 def rows_key(table: str) -> str:
-    """Return the key of requests for distinct rows of a table. It begins with ``@``, unlike any feature's name."""
+    """Return the key of requests for distinct rows of a table. It begins with ``@``, unlike any
+    feature's name.
+    """
     return f"@rows:{table}"
 
 
@@ -82,24 +92,29 @@ class Sharding:
         Number of all ranks.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig], places: Mapping[str, Place], ranks: int) -> None:
+    def __init__(
+        self, tables: Sequence[EmbeddingBagConfig], places: Mapping[str, Place], ranks: int
+    ) -> None:
         self.tables = tuple(tables)
         self.ranks = ranks
         check_tables(self.tables)
         names = [table.name for table in self.tables]
         wrong = sorted(set(names) ^ set(places))
         if wrong:
-            raise ConfigError(f"table {wrong[0]!r} has a place but does not exist, or exists and has no place")
+            raise ConfigError(
+                f"table {wrong[0]!r} has a place but does not exist, or exists and has no place"
+            )
         self.places = {name: places[name] for name in names}
         for name, place in self.places.items():
             if place.first + place.ranks > ranks:
                 raise ConfigError(
-                    f"table {name!r} is placed on ranks {place.first} to {place.first + place.ranks - 1}, expected 0 "
-                    f"to {ranks - 1}; plan for {ranks} ranks"
+                    f"table {name!r} is placed on ranks {place.first} to {place.first + place.ranks - 1}, "
+                    f"expected 0 to {ranks - 1}; plan for {ranks} ranks"
                 )
 
     def owner(self, table: str, rows: Rows) -> tuple[Rows, Rows]:
-        """Return the rank of each row of a table, and the row's number on that rank; both are ``[n]`` int64.
+        """Return the rank of each row of a table, and the row's number on that rank; both are
+        ``[n]`` int64.
 
         Parameters
         ----------
@@ -120,7 +135,9 @@ class Sharding:
         return max(-(-(table.num_embeddings - behind) // place.ranks), 0)
 
     def configs(self, rank: int) -> list[EmbeddingBagConfig]:
-        """Return the configurations of the tables with rows on rank `rank`, in the order of all tables."""
+        """Return the configurations of the tables with rows on rank `rank`, in the order of all
+        tables.
+        """
         configs = []
         for table in self.tables:
             rows = self.rows_on(table, rank)
@@ -151,7 +168,8 @@ class Sharding:
         return streams
 
     def within(self, first: int, ranks: int) -> Sharding:
-        """Return the placement of the tables on ranks `first` to ``first + ranks - 1``; these become ranks 0, 1, ...
+        """Return the placement of the tables on ranks `first` to ``first + ranks - 1``; these
+        become ranks 0, 1, ...
 
         Raises
         ------
@@ -160,12 +178,14 @@ class Sharding:
         """
         places = {}
         for name, place in self.places.items():
-            inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
+            inside = [
+                first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)
+            ]
             # The exchange by towers sends no rows between hosts.
             if any(inside) and not all(inside):
                 raise ConfigError(
-                    f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
-                    f"one host, such as ranks {first} to {first + ranks - 1}"
+                    f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, "
+                    f"expected ranks of one host, such as ranks {first} to {first + ranks - 1}"
                 )
             if all(inside):
                 places[name] = replace(place, first=place.first - first)
@@ -174,7 +194,8 @@ class Sharding:
 
 # Number of accesses of a row in a step: a read in pooling, and a read and a write in the update.
 _TOUCHES = 3
-# Cost of a byte between ranks in bytes of local memory: 1 GB/s between ranks, 10 GB/s for random rows.
+# Cost of a byte between ranks in bytes of local memory: 1 GB/s between ranks, 10 GB/s for random
+# rows.
 _WIRE_FACTOR = 10
 
 
@@ -259,9 +280,10 @@ class ShardingPlan:
         sharded = [name for name, place in self.places.items() if place.ranks > 1]
         rows = [name for name, place in self.places.items() if place.travel == "rows"]
         ranks = [
-            f"rank {rank}: {sum(place.first == rank and place.ranks == 1 for place in self.places.values())} whole "
-            f"tables, {format_bytes(self.bytes[rank])}, {format_bytes(round(self.work[rank]))} of rows accessed and "
-            f"{format_bytes(round(self.sent[rank]))} sent a step"
+            f"rank {rank}: "
+            f"{sum(place.first == rank and place.ranks == 1 for place in self.places.values())} whole "
+            f"tables, {format_bytes(self.bytes[rank])}, {format_bytes(round(self.work[rank]))} of rows "
+            f"accessed and {format_bytes(round(self.sent[rank]))} sent a step"
             for rank in range(len(self.bytes))
         ]
         return [
@@ -284,8 +306,8 @@ def plan_sharding(
     ranks : int
         Number of ranks.
     kind : str
-        ``row`` divides the rows of every table among all ranks; ``table`` keeps every table on one rank; ``auto``
-        divides only tables that are too large or too costly for one rank.
+        ``row`` divides the rows of every table among all ranks; ``table`` keeps every table on one
+        rank; ``auto`` divides only tables that are too large or too costly for one rank.
     budget_bytes : int
         Memory for tables on each rank; None for no limit.
 
@@ -350,9 +372,11 @@ def place_whole(load: TableLoad, ranks: int) -> Place:
 
 
 def rows_sent(loads: Sequence[TableLoad], ranks: int) -> float:
-    """Return how many rows owners send for a batch of all `ranks` ranks, given the load of each table.
+    """Return how many rows owners send for a batch of all `ranks` ranks, given the load of each
+    table.
 
-    For each table this is the number of bags, or of the distinct rows of all ranks if that is smaller.
+    For each table this is the number of bags, or of the distinct rows of all ranks if that is
+    smaller.
     """
     return sum(min(load.bags, load.distinct * ranks) for load in loads)
 
@@ -362,7 +386,9 @@ def _work(load: TableLoad) -> float:
 
 
 def _rows_sent(load: TableLoad, place: Place, ranks: int) -> float:
-    """Return the bytes of rows that the owners of a table send in a step; gradients need the same number of bytes."""
+    """Return the bytes of rows that the owners of a table send in a step; gradients need the same
+    number of bytes.
+    """
     rows = load.bags if place.travel == "pooled" else load.distinct * ranks
     return rows * load.width * 4 * (ranks - 1) / ranks
 
@@ -374,7 +400,9 @@ def _cost(load: TableLoad, ranks: int) -> float:
 class _Ranks:
     """Tables assigned to ranks so far."""
 
-    def __init__(self, loads: Sequence[TableLoad], places: dict[str, Place], ranks: int, limit: float) -> None:
+    def __init__(
+        self, loads: Sequence[TableLoad], places: dict[str, Place], ranks: int, limit: float
+    ) -> None:
         self._loads = loads
         self._places = places
         self._ranks = ranks
@@ -395,7 +423,8 @@ class _Ranks:
         self._bytes[rank] += load.bytes
 
     def lowest(self, load: TableLoad) -> int:
-        """Return the rank with the least load among the ranks that have enough memory for the table.
+        """Return the rank with the least load among the ranks that have enough memory for the
+        table.
 
         If no rank has enough, return the rank with the most free memory.
         """
@@ -406,9 +435,11 @@ class _Ranks:
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
     def refine(self, unsplit: Sequence[TableLoad]) -> None:
-        """Move single tables away from the slowest rank, as long as both ranks of a move get faster than it was."""
-        # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its time if many tables are
-        # equal.
+        """Move single tables away from the slowest rank, as long as both ranks of a move get faster
+        than it was.
+        """
+        # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its
+        # time if many tables are equal.
         for _ in range(4 * len(unsplit)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [
@@ -441,14 +472,15 @@ class _Ranks:
                 sent[rank] += rows / self._ranks
         return ShardingPlan(
             places=order, bytes=tuple(round(size) for size in memory), work=tuple(work), sent=tuple(sent)
-        )  # fmt: skip
+        )
 
 
 def _check_budget(plan: ShardingPlan, budget_bytes: int) -> None:
     fullest = max(range(len(plan.bytes)), key=lambda rank: plan.bytes[rank])
     if plan.bytes[fullest] > budget_bytes:
         raise ConfigError(
-            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({format_bytes(plan.bytes[fullest])}) for tables, and "
-            f"memory.dram leaves each rank {budget_bytes} ({format_bytes(budget_bytes)}): raise memory.dram, set "
-            "distributed.sharding to row, or start more ranks"
+            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({format_bytes(plan.bytes[fullest])}) for "
+            "tables, and "
+            f"memory.dram leaves each rank {budget_bytes} ({format_bytes(budget_bytes)}): raise "
+            "memory.dram, set distributed.sharding to row, or start more ranks"
         )

@@ -1,16 +1,20 @@
-"""Exchange by towers (SPTT, arXiv 2403.00877, section 3): only tower outputs are sent between hosts.
+"""Exchange by towers (SPTT, arXiv 2403.00877, section 3): only tower outputs are sent between
+hosts.
 
-    batch          requests to tower s                               to the peer on host s
-    inside host t  lookups of tower t, for the samples of all peers  a flat exchange among the host's ranks
-    tower t        histories, module                                 on every rank of the host, for its peers' samples
-    outputs        columns of every tower                            back to the peer of the samples
+    batch          requests to tower s                               to the peer on host s inside
+    host t  lookups of tower t, for the samples of all peers  a flat exchange among the host's ranks
+    tower t        histories, module                                 on every rank of the host, for
+    its peers' samples outputs        columns of every tower                            back to the
+    peer of the samples
 
-There are T hosts with L ranks each. The *peers* of rank (t, l) are the ranks (0, l) to (T - 1, l), one on each host.
-Rank (t, l) looks up the features of tower t for the samples of all its peers. Peers exchange requests, tower outputs
-and gradients of tower outputs, each once per batch. A rank processes the samples of its peers as one deduplicated
-batch, because peers send segments and windows with the ids.
+There are T hosts with L ranks each. The *peers* of rank (t, l) are the ranks (0, l) to (T - 1, l),
+one on each host. Rank (t, l) looks up the features of tower t for the samples of all its peers.
+Peers exchange requests, tower outputs and gradients of tower outputs, each once per batch. A rank
+processes the samples of its peers as one deduplicated batch, because peers send segments and
+windows with the ids.
 
-Shapes: B_s samples of the peer on host s, R_s segments of its samples, W_t output columns of tower t.
+Shapes: B_s samples of the peer on host s, R_s segments of its samples, W_t output columns of tower
+t.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ class Arrived:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRequest(Request):
-    """Request of this rank. The exchange adds the joined request of all peers to `arrived`, as the only entry."""
+    """Request of this rank. The exchange adds the joined request of all peers to `arrived`, as the
+    only entry.
+    """
 
     samples: int
     """Number of samples of this rank's batch."""
@@ -93,14 +99,23 @@ class DisaggregatedModel(CTRModel):
         self._ranks = mesh.devices.mesh[:, mesh.place // self._peers.ranks].tolist() if mesh.devices else []
 
     def request(self, batch: Batch) -> PeerRequest:
-        """Return the ids of `batch` to look up; each distinct value of a deduplication group appears once."""
+        """Return the ids of `batch` to look up; each distinct value of a deduplication group
+        appears once.
+        """
         base = super().request(batch)
         return PeerRequest(
-            features=base.features, starts=base.starts, shared=base.shared, windows=base.windows, samples=batch.size
+            features=base.features,
+            starts=base.starts,
+            shared=base.shared,
+            windows=base.windows,
+            samples=batch.size,
         )
 
-    def features(self, request: Request, stopped: Callable[[], bool] = never, *, ahead: bool = True) -> KeyedJagged:
-        """Exchange requests with peers; return the features to look up in this host's tower. A collective of all ranks.
+    def features(
+        self, request: Request, stopped: Callable[[], bool] = never, *, ahead: bool = True
+    ) -> KeyedJagged:
+        """Exchange requests with peers; return the features to look up in this host's tower. A
+        collective of all ranks.
 
         Parameters
         ----------
@@ -126,7 +141,9 @@ class DisaggregatedModel(CTRModel):
         except StrataError as error:
             failed = error
         channels = (self._peers.ids, self._mesh.ids) if ahead else (self._peers.rows, self._mesh.rows)
-        parts = [TowerRequest.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)]
+        parts = [
+            TowerRequest.of(part) for part in send_requests(mine, failed, *channels, self._ranks, stopped)
+        ]
         joined = join(parts, self._requests.streams[self._peers.rank])
         # Stored in the request, by which the training thread receives it.
         request.arrived.append(Arrived(joined, [part.samples for part in parts]))
@@ -136,7 +153,9 @@ class DisaggregatedModel(CTRModel):
         outputs = self._tower_outputs(batch, request, handle)
         return self.network.combine(batch.dense, outputs)  # type: ignore[operator, no-any-return]
 
-    def lookup_zero(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
+    def lookup_zero(
+        self, batch: Batch, request: Request | None = None, handle: Handle | None = None
+    ) -> Tensor:
         return torch.cat(self._tower_outputs(batch, request, handle), dim=1).sum()
 
     def _tower_outputs(self, batch: Batch, request: Request | None, handle: Handle | None) -> list[Tensor]:
@@ -152,7 +171,9 @@ class DisaggregatedModel(CTRModel):
             columns = self.tower(pooled.new_empty(size, 0), pooled, histories, segments)
         else:  # other ranks of the host still request rows of this rank
             columns = (
-                pooled.sum() + sum(history.rows.sum() for history in histories) + torch.zeros(0, self.tower.columns)
+                pooled.sum()
+                + sum(history.rows.sum() for history in histories)
+                + torch.zeros(0, self.tower.columns)
             )
         widths = [tower.columns for tower in self.towers]
         exchange = PeerExchange(self._peers.rows, self._wires, widths, batch.size, arrived.sizes, step)
@@ -229,7 +250,9 @@ class TowerRequest:
     windows: Mapping[str, HistoryWindows]
 
     def message(self, ids: Tensor) -> Tensor:
-        """Return the request as a flat uint8 message; `ids` are the lengths and ids of `asked` (`Requests.message`)."""
+        """Return the request as a flat uint8 message; `ids` are the lengths and ids of `asked`
+        (`Requests.message`).
+        """
         header = {
             "counts": [number for request in self.asked for number in request.counts],
             "samples": self.samples,
@@ -251,18 +274,25 @@ class TowerRequest:
         segments = next(parts).long() if header["segments"] else None
         windows = {
             key: HistoryWindows(
-                start=next(parts).long(), length=next(parts).long(), inverse=next(parts) if inverse else None
+                start=next(parts).long(),
+                length=next(parts).long(),
+                inverse=next(parts) if inverse else None,
             )
             for key, inverse in header["windows"].items()
         }
         asked = parse_requests(ids, header["counts"])
         return cls(
-            asked=asked, samples=header["samples"], segments=segments, shared=frozenset(header["shared"]),
+            asked=asked,
+            samples=header["samples"],
+            segments=segments,
+            shared=frozenset(header["shared"]),
             windows=windows,
-        )  # fmt: skip
+        )
 
     def by_sample(self, streams: Sequence[IdStream]) -> TowerRequest:
-        """Return an equal request without segments, with an entry for each sample; `streams` are those of `asked`."""
+        """Return an equal request without segments, with an entry for each sample; `streams` are
+        those of `asked`.
+        """
         if self.segments is None:
             return self
         asked = [
@@ -293,14 +323,18 @@ def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
         Streams of ids to this host's tower.
     """
     shared = frozenset[str]().union(*(part.shared for part in parts))
-    # If peers use segments for different features, all requests are converted to requests without segments.
+    # If peers use segments for different features, all requests are converted to requests without
+    # segments.
     if any(part.segments is not None and part.shared != shared for part in parts):
         parts, shared = [part.by_sample(streams) for part in parts], frozenset()
-    features = join_requests(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))
+    features = join_requests(
+        streams, [part.asked for part in parts], least=sum(part.samples for part in parts)
+    )
     starts = None
     if shared:
         sizes = [
-            torch.ones(part.samples, dtype=torch.int64) if part.segments is None else part.segments for part in parts
+            torch.ones(part.samples, dtype=torch.int64) if part.segments is None else part.segments
+            for part in parts
         ]
         starts = offsets_of(torch.cat(sizes))
     windows = {}
@@ -312,11 +346,16 @@ def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
 
 
 def _joined_windows(parts: Sequence[HistoryWindows], events: Sequence[int]) -> HistoryWindows:
-    firsts, histories = np.cumsum([0, *events]).tolist(), np.cumsum([0, *(len(part.start) for part in parts)]).tolist()
+    firsts, histories = (
+        np.cumsum([0, *events]).tolist(),
+        np.cumsum([0, *(len(part.start) for part in parts)]).tolist(),
+    )
     start = torch.cat([part.start + first for part, first in zip(parts, firsts, strict=False)])
     inverse = None
     if any(part.inverse is not None for part in parts):
-        parts_inverse = [torch.arange(len(part.start)) if part.inverse is None else part.inverse for part in parts]
+        parts_inverse = [
+            torch.arange(len(part.start)) if part.inverse is None else part.inverse for part in parts
+        ]
         inverse = torch.cat([part + first for part, first in zip(parts_inverse, histories, strict=False)])
     return HistoryWindows(start=start, length=torch.cat([part.length for part in parts]), inverse=inverse)
 
@@ -342,10 +381,16 @@ def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]
     segments = None if request.starts is None else request.starts.diff()
     encoded = []
     for streams, part in zip(requests.streams, asked, strict=True):
-        windows = {stream.key: _windows(request, stream.key) for stream in streams if stream.kind == "sequence"}
+        windows = {
+            stream.key: _windows(request, stream.key) for stream in streams if stream.kind == "sequence"
+        }
         shared = request.shared & {stream.key for stream in streams}
         mine = TowerRequest(
-            asked=part, samples=samples, segments=segments if shared else None, shared=shared, windows=windows
+            asked=part,
+            samples=samples,
+            segments=segments if shared else None,
+            shared=shared,
+            windows=windows,
         )
         encoded.append(mine.message(requests.message(part)))
     return encoded
@@ -366,7 +411,9 @@ _TYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
-    """Pack the JSON value `header` and int32 or int64 `arrays` as flat uint8; `unpacked` is the inverse."""
+    """Pack the JSON value `header` and int32 or int64 `arrays` as flat uint8; `unpacked` is the
+    inverse.
+    """
     shapes = [(str(array.dtype).removeprefix("torch."), array.numel()) for array in arrays]
     head = json.dumps([header, shapes]).encode()
     # Arrays begin at multiples of 8 bytes, as their types require.
@@ -390,9 +437,13 @@ def unpacked(content: Tensor) -> tuple[Any, list[Tensor]]:
 
 
 def send_requests(
-    messages: Sequence[Tensor], failed: StrataError | None, peers: Channel, everybody: Channel, order: Sequence[int],
+    messages: Sequence[Tensor],
+    failed: StrataError | None,
+    peers: Channel,
+    everybody: Channel,
+    order: Sequence[int],
     stopped: Callable[[], bool] = never,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Exchange messages with all peers; a collective of all ranks.
 
     Parameters
@@ -424,9 +475,11 @@ def send_requests(
 
 
 class _ExchangeOutputs(torch.autograd.Function):
-    """Send this host's tower outputs ``[sum of B_s, W_t]`` to the peers, and receive all towers' outputs for this rank.
+    """Send this host's tower outputs ``[sum of B_s, W_t]`` to the peers, and receive all towers'
+    outputs for this rank.
 
-    Forward and backward are one collective of peers each. The results are ``[B, W_s]`` for each tower s.
+    Forward and backward are one collective of peers each. The results are ``[B, W_s]`` for each
+    tower s.
     """
 
     @staticmethod
@@ -440,7 +493,9 @@ class _ExchangeOutputs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         exchange: PeerExchange = ctx.exchange
-        mine = exchange.send(gradients, exchange.received, exchange.sent, exchange.gradient_wire, "tower gradients")
+        mine = exchange.send(
+            gradients, exchange.received, exchange.sent, exchange.gradient_wire, "tower gradients"
+        )
         return torch.cat(mine), None
 
 
@@ -464,9 +519,14 @@ class PeerExchange:
     """
 
     def __init__(
-        self, channel: Channel, wires: tuple[Wire, Wire], columns: Sequence[int], samples: int, sizes: Sequence[int],
+        self,
+        channel: Channel,
+        wires: tuple[Wire, Wire],
+        columns: Sequence[int],
+        samples: int,
+        sizes: Sequence[int],
         step: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.channel = channel
         self.wire, self.gradient_wire = wires
         self.step = step
@@ -476,8 +536,13 @@ class PeerExchange:
         self.sent = [Span(size, columns[channel.rank]) for size in sizes]
 
     def send(
-        self, rows: Sequence[Tensor], sent: Sequence[Span], received: Sequence[Span], wire: Wire, direction: str
-    ) -> list[Tensor]:  # fmt: skip
+        self,
+        rows: Sequence[Tensor],
+        sent: Sequence[Span],
+        received: Sequence[Span],
+        wire: Wire,
+        direction: str,
+    ) -> list[Tensor]:
         """Send rows to each peer, and return the rows from each peer; a collective of peers.
 
         Parameters

@@ -1,12 +1,13 @@
 """Encoding of rows and gradients between ranks, and their layout in messages.
 
-Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: the loss is a mean over a batch, so
-the gradient of a single sample may be 1e-6 or less. In that range float16 has few bits or none, also for the scale and
-offset of a codec. Adaptive optimizers would still take a full step in the rounded direction. So each row is divided by
-a power of two, which is stored in its record and brings the largest number into the range of float16.
+Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: the loss is a
+mean over a batch, so the gradient of a single sample may be 1e-6 or less. In that range float16 has
+few bits or none, also for the scale and offset of a codec. Adaptive optimizers would still take a
+full step in the rounded direction. So each row is divided by a power of two, which is stored in its
+record and brings the largest number into the range of float16.
 
-An owner sends rows, and later receives gradients for the same rows. So one `MessageLayout` on each side describes both
-directions.
+An owner sends rows, and later receives gradients for the same rows. So one `MessageLayout` on each
+side describes both directions.
 
 Shapes: n consecutive rows of width D. Rows of several widths are consecutive spans.
 """
@@ -38,7 +39,8 @@ class Span(NamedTuple):
     """Floats per row."""
 
 
-# The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is subnormal.
+# The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is
+# subnormal.
 _LARGEST, _LEAST = 15, -126
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -49,8 +51,9 @@ class Wire:
     Parameters
     ----------
     kind : str
-        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset per row, and rounds stochastically,
-        without bias. The noise is a function of (seed, rank, direction, step, place), so runs repeat.
+        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset per row, and
+        rounds stochastically, without bias. The noise is a function of (seed, rank, direction,
+        step, place), so runs repeat.
     seed, rank : int
         Seed and rank of the sender's noise.
     """
@@ -83,41 +86,51 @@ class Wire:
         spans : sequence of Span
             Shapes of these rows, which follow each other.
         direction : str
-            Name of the direction (such as ``rows`` or ``gradients``), of which the noise is a function.
+            Name of the direction (such as ``rows`` or ``gradients``), of which the noise is a
+            function.
         step : int
             Number of the batch, of which the noise is a function.
 
         Raises
         ------
         TrainingError
-            If the format cannot represent a row, for example because a number is not finite. float32 never fails.
+            If the format cannot represent a row, for example because a number is not finite.
+            float32 never fails.
         """
         if self._config is None:
             # A view without a copy: most runs use this wire.
             return rows.view(torch.uint8)
-        out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
-        floats, done, at, number = rows.numpy(), 0, 0, 0
+        out, key = (
+            np.empty(self.bytes_of(spans), dtype=np.uint8),
+            table_key(self._seed, f"{direction}/{self._rank}"),
+        )
+        floats = rows.numpy()
+        done = 0
+        at = 0
+        number = 0
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
             level = FloatRows.without_state(floats[done : done + count * width], width)
             if self._scaled:
                 level = _scaled_down(level)
-            # Rows are numbered over the complete message. With equal noise, equal rows would round equally and errors
-            # add up.
+            # Rows are numbered over the complete message. With equal noise, equal rows would round
+            # equally and errors add up.
             noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
             if bad >= 0:
                 raise TrainingError(
-                    f"a row of the {direction} exchange of step {step} does not fit {self.kind}: it is not finite; "
-                    "lower the learning rate"
+                    f"a row of the {direction} exchange of step {step} does not fit {self.kind}: it is not "
+                    "finite; lower the learning rate"
                 )
             done, at, number = done + count * width, end, number + count
         return torch.from_numpy(out)
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Decode `content`, the output of `encode`, to flat float32 rows; `spans` are their shapes."""
+        """Decode `content`, the output of `encode`, to flat float32 rows; `spans` are their
+        shapes.
+        """
         if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
@@ -138,18 +151,25 @@ class Wire:
     def _codec(self, width: int) -> RecordCodec:
         if width not in self._codecs:
             assert self._config is not None
-            self._codecs[width] = RecordCodec(self._config, width=width, row_state=self._scaled, full_state=0)
+            self._codecs[width] = RecordCodec(
+                self._config, width=width, row_state=self._scaled, full_state=0
+            )
         return self._codecs[width]
 
 
 def _scaled_down(rows: FloatRows) -> FloatRows:
-    """Divide each row by a power of two that brings it into the range of float16, and store the power as row state."""
+    """Divide each row by a power of two that brings it into the range of float16, and store the
+    power as row state.
+    """
     values = rows.weights.reshape(-1, rows.width)
     _, exponents = np.frexp(np.abs(values).max(axis=1))
-    # Division by a power of two is exact, so only the codec rounds. A row of zeros has the exponent 0.
+    # Division by a power of two is exact, so only the codec rounds. A row of zeros has the exponent
+    # 0.
     exponents = np.clip(exponents - _LARGEST, _LEAST, None)
     scales = np.ldexp(np.float32(1), exponents)
-    return replace(rows, weights=(values * np.ldexp(np.float32(1), -exponents)[:, None]).reshape(-1), row_state=scales)
+    return replace(
+        rows, weights=(values * np.ldexp(np.float32(1), -exponents)[:, None]).reshape(-1), row_state=scales
+    )
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
@@ -167,10 +187,11 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 class Rectangle(NamedTuple):
-    """Rectangle of an array and its position in a message; fields have the order of `kernels.rectangles.Parts`.
+    """Rectangle of an array and its position in a message; fields have the order of
+    `kernels.rectangles.Parts`.
 
-    `first` is the first float in the array and `stride` the number of floats from row to row; `at` and `at_stride` are
-    the same for the message.
+    `first` is the first float in the array and `stride` the number of floats from row to row; `at`
+    and `at_stride` are the same for the message.
     """
 
     rows: int
@@ -182,14 +203,17 @@ class Rectangle(NamedTuple):
 
 
 class MessageLayout:
-    """Layout of the messages that a rank sends to, or receives from, all ranks in one exchange of floats.
+    """Layout of the messages that a rank sends to, or receives from, all ranks in one exchange of
+    floats.
 
-    It is built once per batch: `begin` starts the part of the next rank, and `add` appends to this part.
+    It is built once per batch: `begin` starts the part of the next rank, and `add` appends to this
+    part.
 
     Parameters
     ----------
     arrays : int
-        Number of arrays whose rows are in the messages. They are referred to by number, from 0 to `arrays` - 1.
+        Number of arrays whose rows are in the messages. They are referred to by number, from 0 to
+        `arrays` - 1.
     """
 
     def __init__(self, arrays: int) -> None:

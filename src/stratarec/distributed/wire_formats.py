@@ -1,4 +1,6 @@
-"""Number formats of rows and gradients between ranks: an entry of `WIRES` each. Recipes read them without torch."""
+"""Number formats of rows and gradients between ranks: an entry of `WIRES` each. Recipes read them
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class WireFormat:
     scaled : bool
         Whether each row is divided by a power of two, because float16 has a small range.
     dense : str
-        Name of torch's type for the network's gradients on this wire; empty if the wire does not support them.
+        Name of torch's type for the network's gradients on this wire; empty if the wire does not
+        support them.
     predicted : bool
         Whether `plan` predicts steps with this wire.
     """
@@ -51,7 +54,8 @@ WIRES = Registry(
             codec=lambda: CodecConfig(kind="bf16", rounding="nearest"),
             dense="bfloat16",
         ),
-        # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate over steps.
+        # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate
+        # over steps.
         "int8": WireFormat(
             about="relative error of a row 0.4 %",
             codec=lambda: CodecConfig(kind="int8", rounding="stochastic", state="bf16"),
@@ -61,5 +65,7 @@ WIRES = Registry(
 )
 WireKind: TypeAlias = Annotated[str, OneOf(lambda: {name: wire.about for name, wire in WIRES.items()})]
 """A key of `WIRES`."""
-DenseWireKind: TypeAlias = Annotated[str, OneOf(lambda: [name for name, wire in WIRES.items() if wire.dense])]
+DenseWireKind: TypeAlias = Annotated[
+    str, OneOf(lambda: [name for name, wire in WIRES.items() if wire.dense])
+]
 """A key of `WIRES` whose format has a type for gradients of the network."""

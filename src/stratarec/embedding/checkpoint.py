@@ -1,12 +1,15 @@
-"""Tables in checkpoints: their manifest, saving, loading, and transfer into another layout or another run.
+"""Tables in checkpoints: their manifest, saving, loading, and transfer into another layout or
+another run.
 
-A checkpoint has a directory for each table group: its records (a chain of files of rows, or an SSD store's segments and
-locations) and, for a cached group, the rows that were in slots. If the layout is unchanged, training resumes with the
-same bits. Otherwise rows are transferred one by one, by table and row number, and re-encoded if the codec differs. The
-same transfer initializes a new run with the rows of an earlier one.
+A checkpoint has a directory for each table group: its records (a chain of files of rows, or an SSD
+store's segments and locations) and, for a cached group, the rows that were in slots. If the layout
+is unchanged, training resumes with the same bits. Otherwise rows are transferred one by one, by
+table and row number, and re-encoded if the codec differs. The same transfer initializes a new run
+with the rows of an earlier one.
 
-A checkpoint may come from an untrusted source. File names must match patterns, so that no name leads out of the
-directory. Sizes are checked against each other, so that no single number determines how much memory is allocated.
+A checkpoint may come from an untrusted source. File names must match patterns, so that no name
+leads out of the directory. Sizes are checked against each other, so that no single number
+determines how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -101,7 +104,9 @@ class SsdHome(_Files):
                 raise ValueError(f"two segments have the same {what}")
         for entry in self.segments:
             if entry.slot >= self.slots or entry.blocks > self.segment_blocks:
-                raise ValueError(f"segment {entry.sequence} exceeds {self.slots} slots or the length of a segment")
+                raise ValueError(
+                    f"segment {entry.sequence} exceeds {self.slots} slots or the length of a segment"
+                )
         return self
 
 
@@ -142,8 +147,9 @@ class GroupManifest(Model):
 
     name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,8}$")]
     tables: tuple[TablePart, ...]
-    """For each table: name, number of rows, and its part of the complete table as in `RowPart` (first row, stride, rows
-    of the complete table). If the table is not partitioned, the part is 0, 1 and its number of rows."""
+    """For each table: name, number of rows, and its part of the complete table as in `RowPart`
+    (first row, stride, rows of the complete table). If the table is not partitioned, the part is 0,
+    1 and its number of rows."""
     codec: Codec
     home: Annotated[RowsHome | SsdHome, pydantic.Field(discriminator="layout")]
     cache: CacheShape | None = None
@@ -157,7 +163,8 @@ class GroupManifest(Model):
         expected = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
         if expected != self.home.record_bytes:
             raise ValueError(
-                f"{self.name} has records of {self.home.record_bytes} bytes, expected {expected} by its codec"
+                f"{self.name} has records of {self.home.record_bytes} bytes, "
+                f"expected {expected} by its codec"
             )
         # Later code relies on both being present or absent.
         if (self.cache is None) != (self.slots is None):
@@ -181,7 +188,9 @@ class TablesManifest(Model):
     @pydantic.model_validator(mode="after")
     def _check(self) -> TablesManifest:
         if self.step > self.batches or self.earlier >= 1 << 48:
-            raise ValueError(f"step {self.step} and {self.earlier} earlier steps do not fit {self.batches} batches")
+            raise ValueError(
+                f"step {self.step} and {self.earlier} earlier steps do not fit {self.batches} batches"
+            )
         if self.origin > self.batches or self.batches - self.origin >= 1 << 31:
             raise ValueError(
                 f"origin {self.origin} and batches {self.batches} differ by 2**31 or more, or are reversed"
@@ -202,11 +211,13 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
     """Raise `ValueError` unless every row of a table is in exactly one part."""
     _, _, _, stride, total_rows = parts[0]
     expected = [
-        (first, -(-(total_rows - first) // stride), stride, total_rows) for first in range(min(stride, total_rows))
+        (first, -(-(total_rows - first) // stride), stride, total_rows)
+        for first in range(min(stride, total_rows))
     ]
     if sorted((first, rows, step, total) for _, rows, first, step, total in parts) != expected:
         raise ValueError(
-            f"the {len(parts)} parts of table {name!r} do not cover each row once; expected {len(expected)} parts"
+            f"the {len(parts)} parts of table {name!r} do not cover each row once; "
+            f"expected {len(expected)} parts"
         )
 
 
@@ -219,7 +230,8 @@ def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         If a field is invalid. The message names the field.
     """
     valid = validate(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
-    # Fields that were left out are not set to their defaults: identities are compared as they were written.
+    # Fields that were left out are not set to their defaults: identities are compared as they were
+    # written.
     return valid.model_dump(mode="json", exclude_unset=True)
 
 
@@ -229,7 +241,7 @@ RANK_GROUPS = 1000
 
 def save_tables(
     groups: Sequence[TableGroup], directory: Path, previous: Path | None, oldest_stamp: int, rank: int = 0
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Write every group into a directory below `directory`, and return the manifests of the groups.
 
     Parameters
@@ -266,7 +278,9 @@ def _parts(group: TableGroup) -> list[list[Any]]:
     ]
 
 
-def same_layout(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
+def same_layout(
+    groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0
+) -> bool:
     """Whether the groups have the same layout as the groups that one rank has saved.
 
     Parameters
@@ -278,7 +292,9 @@ def same_layout(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, A
     rank : int
         Rank that saved the groups to compare.
     """
-    saved = [entry for entry in manifests if int(entry["name"].removeprefix("group-")) // RANK_GROUPS == rank]
+    saved = [
+        entry for entry in manifests if int(entry["name"].removeprefix("group-")) // RANK_GROUPS == rank
+    ]
     names = [entry["name"] for entry in saved]
     if names != _names(len(groups), rank):
         return False
@@ -312,13 +328,13 @@ def load_tables(
     manifests : sequence of mapping
         Manifests of the groups of all ranks in the checkpoint.
     batches : int
-        Number of batches staged before the checkpoint. If records are encoded again, the noise that rounds them is a
-        function of it.
+        Number of batches staged before the checkpoint. If records are encoded again, the noise that
+        rounds them is a function of it.
     stamp : int
         Stamp of the next batch.
     rank : int or None
-        Rank whose files are restored as they are, if the checkpoint has the layout of these tables. None if the layout
-        differs; rows are then transferred one by one.
+        Rank whose files are restored as they are, if the checkpoint has the layout of these tables.
+        None if the layout differs; rows are then transferred one by one.
     fresh : bool
         Whether all rows of the tables still have their initial values.
     health : Health
@@ -367,14 +383,16 @@ def initialize_tables(
     seed : int
         Seed of the new tables.
     missed : Missed or None
-        Steps of the earlier run, which are applied to rows that missed them; None if its rows have no clocks.
+        Steps of the earlier run, which are applied to rows that missed them; None if its rows have
+        no clocks.
     health : Health
         Set to failed if loading is interrupted.
 
     Raises
     ------
     CheckpointError
-        If a file is missing or damaged, a table is not in the checkpoint, or the checkpoint has more rows of a table.
+        If a file is missing or damaged, a table is not in the checkpoint, or the checkpoint has
+        more rows of a table.
     """
     _check_tables(groups, manifests, growing=True)
     try:
@@ -389,7 +407,9 @@ def initialize_tables(
 
 
 def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the groups equal the groups of the checkpoint, except for additional rows at the end of tables."""
+    """Whether the groups equal the groups of the checkpoint, except for additional rows at the end
+    of tables.
+    """
     if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
         return False
     for group, manifest in zip(groups, manifests, strict=True):
@@ -410,24 +430,37 @@ def _check_tables(
             rows, saved = table.numbering.rows, saved_rows.get(table.name, 0)
             if not 0 < saved <= rows or (saved < rows and not growing):
                 content = f"has {saved} rows" if table.name in saved_rows else "does not have this table"
-                raise CheckpointError(f"table {table.name!r} has {rows} rows, but the checkpoint has {content}")
+                raise CheckpointError(
+                    f"table {table.name!r} has {rows} rows, but the checkpoint has {content}"
+                )
         for manifest in manifests:
             width = manifest["codec"]["width"]
             if {name for name, *_ in manifest["tables"]} & set(group.first_row) and width != group.width:
-                raise CheckpointError(f"the tables have width {group.width}, but the checkpoint has {width}")
+                raise CheckpointError(
+                    f"the tables have width {group.width}, but the checkpoint has {width}"
+                )
 
 
 _CHUNK_ROWS = 1 << 16
 
 
 Transfer = Iterator[tuple[str, Indices, FloatRows, Indices]]
-"""Table name, row numbers in the complete table, values, and the position of each row in these values."""
+"""Table name, row numbers in the complete table, values, and the position of each row in these
+values.
+"""
 
 
 def _write(
-    group: TableGroup, table: EmbeddingBagConfig, rows: Indices, values: FloatRows, places: Indices, batch_number: int
+    group: TableGroup,
+    table: EmbeddingBagConfig,
+    rows: Indices,
+    values: FloatRows,
+    places: Indices,
+    batch_number: int,
 ) -> None:
-    """Write the `rows` of the complete table that are in `table`; ``rows[i]`` gets row ``places[i]`` of `values`."""
+    """Write the `rows` of the complete table that are in `table`; ``rows[i]`` gets row
+    ``places[i]`` of `values`.
+    """
     part, first = table.numbering, group.first_row[table.name]
     own_rows, remainder = np.divmod(rows - part.first, part.stride)
     # `divmod` rounds down, so rows before the part are negative.
@@ -450,10 +483,12 @@ def _initialize_from(
     seed: int,
     missed: Missed | None,
 ) -> None:
-    """Initialize tables with the rows of an earlier run; apply the steps that they missed and reset their clocks.
+    """Initialize tables with the rows of an earlier run; apply the steps that they missed and reset
+    their clocks.
 
-    A row without a record, because it was never trained, starts with the initial value of the new tables, and the
-    missed steps are applied to it too. So the result does not depend on where the earlier run stored its rows.
+    A row without a record, because it was never trained, starts with the initial value of the new
+    tables, and the missed steps are applied to it too. So the result does not depend on where the
+    earlier run stored its rows.
 
     Parameters
     ----------
@@ -468,7 +503,9 @@ def _initialize_from(
             apply_missed_steps_to_range(Slots(*values.parts), values.width, 0, values.slots, missed)
         return replace(values, clock=np.zeros(values.slots, dtype=np.int32))
 
-    seen = {name: allocate_bits(rows) for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
+    seen = {
+        name: allocate_bits(rows) for manifest in manifests for name, _, _, _, rows in manifest["tables"]
+    }
 
     def marked() -> Transfer:
         for name, rows, values, places in _rows_by_table(directory, manifests, updated):
@@ -481,23 +518,30 @@ def _initialize_from(
         for group in groups:
             for table in group.configs:
                 key = table_key(seed, table.name)
-                for rows, values in _initial_rows(group, table, seen[table.name], saved_rows[table.name], key):
+                for rows, values in _initial_rows(
+                    group, table, seen[table.name], saved_rows[table.name], key
+                ):
                     _write(group, table, rows, updated(values), np.arange(len(rows)), 0)
 
 
 def _initial_rows(
     group: TableGroup, table: EmbeddingBagConfig, seen: NDArray[np.uint8], total: int, key: int
 ) -> Iterator[tuple[Indices, FloatRows]]:
-    """Yield the rows of an earlier table of `total` rows that are not marked in `seen`, with their initial values."""
+    """Yield the rows of an earlier table of `total` rows that are not marked in `seen`, with their
+    initial values.
+    """
     for rows in row_chunks(total):
         absent = ~test_bits(seen, rows)
         if not absent.any():
             continue
-        # The complete chunk is filled, although only some rows are absent: the kernel fills consecutive rows.
+        # The complete chunk is filled, although only some rows are absent: the kernel fills
+        # consecutive rows.
         weights = np.empty((len(rows), group.width), dtype=np.float32)
         fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.bound, high=table.bound)
         # Clocks are 0, even if the codec stores no clocks: these rows missed every step.
-        values = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.state_shape, "clock": 1})
+        values = FloatRows.allocate(
+            int(absent.sum()), group.width, **{**group.codec.layout.state_shape, "clock": 1}
+        )
         values.weights[:] = weights[absent].reshape(-1)
         yield rows[absent], values
 
@@ -518,7 +562,9 @@ def _rows_by_table(
                 begin += size
 
 
-def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], FloatRows]]:
+def saved_rows(
+    directory: Path, manifest: Mapping[str, Any]
+) -> Iterator[tuple[NDArray[np.int64], FloatRows]]:
     """Yield the decoded rows of a saved group in pieces; a later piece overrides an earlier one.
 
     Parameters
@@ -538,7 +584,9 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
     pieces = _ssd_records if home["layout"] == "log" else _chain_records
-    numbering = TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
+    numbering = (
+        TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
+    )
     home = home if numbering is None else {**home, "rows": numbering.end}
     for numbers, records in pieces(directory / "home", home):
         rows = numbers if numbering is None else numbering.to_group(numbers)
@@ -551,7 +599,9 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
         slots = shape["ways"] * sum(regular + overflow for regular, overflow in shape["sets"]) + sum(
             shape.get("hot", ())
         )
-        yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=manifest["home"]["rows"])
+        yield from saved_slots(
+            directory, manifest["slots"], codec, slots=slots, rows=manifest["home"]["rows"]
+        )
 
 
 def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
@@ -572,14 +622,19 @@ def _chain_records(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     for entry in manifest["files"]:
         verify_file(directory / entry["name"], entry["hash"])
-        yield from read_rows(directory / entry["name"], entry["rows"], manifest["record_bytes"], manifest["rows"])
+        yield from read_rows(
+            directory / entry["name"], entry["rows"], manifest["record_bytes"], manifest["rows"]
+        )
 
 
-def _ssd_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+def _ssd_records(
+    directory: Path, manifest: Mapping[str, Any]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
     opened = ScratchDirectory(directory.parent, ".reading-")
     with opened as scratch, closing(SsdRecords(scratch, rows=rows, record_bytes=size)) as store:
-        # Segments are linked, not copied; the scratch directory protects the checkpoint from writes.
+        # Segments are linked, not copied; the scratch directory protects the checkpoint from
+        # writes.
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):
             chunk = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Rows as float32 arrays (`FloatRows`) and as records, and the codec that converts between them.
 
-A *record* is one row as it is stored outside level 0: the bytes of its encoded weights, their scale and offset, and its
-optimizer state. `KINDS` lists the codecs.
+A *record* is one row as it is stored outside level 0: the bytes of its encoded weights, their scale
+and offset, and its optimizer state. `KINDS` lists the codecs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ class FloatRows:
     row_state: Floats
     """``[S]`` float32, one value per slot; empty if the optimizer has no such state."""
     full_state: Floats
-    """Flat ``[S * k * D]`` float32, k values per weight. A slot has the first value of each weight, then the second
-    value of each weight. Empty if the optimizer has no such state."""
+    """Flat ``[S * k * D]`` float32, k values per weight. A slot has the first value of each weight,
+    then the second value of each weight. Empty if the optimizer has no such state."""
     clock: NDArray[np.int32]
     """``[S]`` int32, the number of steps that each row has taken; empty if rows have no clock."""
     width: int
     """D, floats per row."""
 
     def __post_init__(self) -> None:
-        assert all(part.ndim == 1 and part.flags.c_contiguous for part in self.parts), "rows are flat arrays"
+        assert all(part.ndim == 1 and part.flags.c_contiguous for part in self.parts), (
+            "rows are flat arrays"
+        )
         assert [part.dtype for part in self.parts] == [np.float32] * 3 + [np.int32], (
             "clocks are int32, the rest float32"
         )
@@ -60,8 +62,8 @@ class FloatRows:
         width : int
             Floats per row, D.
         row_state, full_state, clock : int
-            Numbers of states with one float per row and with one float per weight, and 1 if rows have clocks, as
-            `RowOptimizerConfig.state_shape` returns them.
+            Numbers of states with one float per row and with one float per weight, and 1 if rows
+            have clocks, as `RowOptimizerConfig.state_shape` returns them.
         """
         return cls(
             weights=allocate(slots * width),
@@ -75,7 +77,9 @@ class FloatRows:
     def without_state(cls, weights: Floats, width: int) -> FloatRows:
         """Return rows without optimizer state; `weights` is flat ``[S * width]`` float32."""
         empty = np.empty(0, dtype=np.float32)
-        return cls(weights=weights, row_state=empty, full_state=empty, clock=empty.view(np.int32), width=width)
+        return cls(
+            weights=weights, row_state=empty, full_state=empty, clock=empty.view(np.int32), width=width
+        )
 
     @property
     def slots(self) -> int:
@@ -96,10 +100,14 @@ class FloatRows:
         """Overwrite `rows` with the rows `source_rows` of `source`."""
         for target_part, source_part in zip(self.parts, source.parts, strict=True):
             if len(target_part) and len(source_rows):  # a source without rows has no shape
-                target_part.reshape(self.slots, -1)[rows] = source_part.reshape(source.slots, -1)[source_rows]
+                target_part.reshape(self.slots, -1)[rows] = source_part.reshape(source.slots, -1)[
+                    source_rows
+                ]
 
     def to_records(self) -> NDArray[np.uint8]:
-        """Return ``[S, bytes]`` uint8: the bytes of each row's weights, state and clock, one after another."""
+        """Return ``[S, bytes]`` uint8: the bytes of each row's weights, state and clock, one after
+        another.
+        """
         parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
         return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
 
@@ -121,8 +129,8 @@ FORMAT = 1
 class RecordCodec:
     """Encodes slots of level 0 into records and decodes them back.
 
-    A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding
-    (`stratarec.kernels.codec.layout`).
+    A record is ``[encoded weights | scale, offset | row state | full state | clock]``,
+    little-endian, without padding (`stratarec.kernels.codec.layout`).
 
     Parameters
     ----------
@@ -144,26 +152,30 @@ class RecordCodec:
 
     Notes
     -----
-    *Bounds.* Let w be a weight and w' its decoded value. fp32 keeps the bits. fp16 and bf16 give one of the two
-    neighbours of w in the format (nearest: the nearer one, ties to even), including subnormals. int8 and int4 give
-    ``|w' - w| <= scale / 2`` (nearest) or ``< scale`` (stochastic), apart from float32 rounding of
-    ``offset + code * scale`` (a few 2**-24 of the row's largest magnitude), where with L = 255 or 15
+    *Bounds.* Let w be a weight and w' its decoded value. fp32 keeps the bits. fp16 and bf16 give
+    one of the two neighbours of w in the format (nearest: the nearer one, ties to even), including
+    subnormals. int8 and int4 give ``|w' - w| <= scale / 2`` (nearest) or ``< scale`` (stochastic),
+    apart from float32 rounding of ``offset + code * scale`` (a few 2**-24 of the row's largest
+    magnitude), where with L = 255 or 15
 
     - fp32 parameters: ``scale <= max((max - min) / L, 2**-126)``, offset = min;
-    - fp16 parameters: the offset is min rounded *down* and the scale ``(max - offset) / L`` rounded *up*, so that no
-      weight is outside the codes and none is clamped. That widens a step to at most
-      ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
+    - fp16 parameters: the offset is min rounded *down* and the scale ``(max - offset) / L`` rounded
+      *up*, so that no weight is outside the codes and none is clamped. That widens a step to at
+      most ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
 
-    *Constant rows.* With fp32 parameters a row of equal weights v is decoded exactly (the sign of a zero is lost). With
-    fp16 parameters it is exact if v is a float16. Otherwise the codes divide the distance between v and the float16
-    below it, and the error is at most one step, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``, or half a step for nearest.
-    This is less than the error of rounding v to float16, and stochastic rounding remains unbiased.
+    *Constant rows.* With fp32 parameters a row of equal weights v is decoded exactly (the sign of a
+    zero is lost). With fp16 parameters it is exact if v is a float16. Otherwise the codes divide
+    the distance between v and the float16 below it, and the error is at most one step, ``ulp16(v) /
+    L * (1 + 2**-10) + 2**-24``, or half a step for nearest. This is less than the error of rounding
+    v to float16, and stochastic rounding remains unbiased.
 
-    *Bias.* Stochastic rounding selects either neighbour with the probability that makes the mean the exact value, to
-    2**-24 of a step. A value that the format represents exactly does not change, except by float32 rounding of int
-    codes. Source: Yang et al., Mixed-Precision Embedding Using a Cache (arXiv 2010.11305).
+    *Bias.* Stochastic rounding selects either neighbour with the probability that makes the mean
+    the exact value, to 2**-24 of a step. A value that the format represents exactly does not
+    change, except by float32 rounding of int codes. Source: Yang et al., Mixed-Precision Embedding
+    Using a Cache (arXiv 2010.11305).
 
-    *Threads.* The bytes do not depend on the number of threads, nor on the order or the places of the entries.
+    *Threads.* The bytes do not depend on the number of threads, nor on the order or the places of
+    the entries.
     """
 
     def __init__(
@@ -189,17 +201,23 @@ class RecordCodec:
     def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
         """Return the codec of rows of `width` floats that `optimizer` trains."""
         return cls(
-            config, width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state),
+            config,
+            width=width,
+            row_state=bool(optimizer.row_state),
+            full_state=len(optimizer.full_state),
             clock=optimizer.clocked,
-        )  # fmt: skip
+        )
 
     def exact(self) -> RecordCodec:
         """Return the codec that stores the same rows as float32."""
         layout = self.layout
         return RecordCodec(
-            CodecConfig(), width=self.width, row_state=layout.row_state, full_state=layout.full_state,
+            CodecConfig(),
+            width=self.width,
+            row_state=layout.row_state,
+            full_state=layout.full_state,
             clock=layout.clock,
-        )  # fmt: skip
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -209,34 +227,46 @@ class RecordCodec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Parameters that determine the bytes, as JSON for checkpoints; equal identities encode to equal bytes.
+        """Parameters that determine the bytes, as JSON for checkpoints; equal identities encode to
+        equal bytes.
 
         A field without effect (such as the rounding of fp32) is left out.
         """
         config: dict[str, str] = {"kind": self.config.kind}
-        # A checkpoint must load with a recipe that differs only in fields that do not affect the bytes.
+        # A checkpoint must load with a recipe that differs only in fields that do not affect the
+        # bytes.
         if self.config.kind != "fp32":
             config["rounding"] = self.config.rounding
         if self.layout.levels:
             config["parameters"] = self.config.parameters
         if self.layout.row_state or self.layout.full_state:
             config["state"] = self.config.state
-        shape = {"width": self.width, "row_state": self.layout.row_state, "full_state": self.layout.full_state}
+        shape = {
+            "width": self.width,
+            "row_state": self.layout.row_state,
+            "full_state": self.layout.full_state,
+        }
         return {"format": FORMAT, **config, **shape, **({"clock": True} if self.layout.clock else {})}
 
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
-        """Return the codec of a checkpoint's `identity`; CheckpointError if this version does not support it."""
+        """Return the codec of a checkpoint's `identity`; CheckpointError if this version does not
+        support it.
+        """
         if identity.get("format") != FORMAT:
             number = identity.get("format")
             fault = newer_format(number, FORMAT) or f"format {number!r}, this version reads format {FORMAT}"
             raise CheckpointError(f"records of {fault}")
         try:
-            config = CodecConfig(**{name: identity[name] for name in asdict(CodecConfig()) if name in identity})
+            config = CodecConfig(
+                **{name: identity[name] for name in asdict(CodecConfig()) if name in identity}
+            )
             shape = {name: identity[name] for name in ("width", "row_state", "full_state")}
             return cls(config, **shape, clock=identity.get("clock", False))
         except (KeyError, ConfigError) as error:
-            raise CheckpointError(f"this version does not support the record codec {dict(identity)}") from error
+            raise CheckpointError(
+                f"this version does not support the record codec {dict(identity)}"
+            ) from error
 
     def encode(
         self,
@@ -260,37 +290,43 @@ class RecordCodec:
         places : ndarray
             ``[n]`` int64 rows of `records` to write, distinct.
         keys : ndarray
-            ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function only of its key,
-            `batch_number` and the column.
+            ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function
+            only of its key, `batch_number` and the column.
         batch_number : int
             A number that is never used twice with the same key, such as the number of the batch.
 
         Returns
         -------
         int
-            -1, or the first entry with a NaN, an infinity or a number that the codec cannot represent: a weight beyond
-            float16 (65504) or bfloat16, a float16 offset or scale beyond 65504, max - min beyond float32, a state
-            beyond bfloat16. Some records may then have been written.
+            -1, or the first entry with a NaN, an infinity or a number that the codec cannot
+            represent: a weight beyond float16 (65504) or bfloat16, a float16 offset or scale beyond
+            65504, max - min beyond float32, a state beyond bfloat16. Some records may then have
+            been written.
 
         Raises
         ------
         ConfigError
-            If arrays do not fit this codec or an index is out of range; nothing is then read or written.
+            If arrays do not fit this codec or an index is out of range; nothing is then read or
+            written.
         """
         self._check(level, slots, records, places)
         if keys.shape != slots.shape or keys.dtype != np.uint64:
-            raise ConfigError(f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}")
+            raise ConfigError(
+                f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}"
+            )
         return kernels.encode(self.layout, level.parts, slots, records, places, keys, batch_number)
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
         """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i.
 
-        The arguments are those of `encode`, except that the slots must be distinct and the places need not.
+        The arguments are those of `encode`, except that the slots must be distinct and the places
+        need not.
 
         Raises
         ------
         ConfigError
-            If arrays do not fit this codec or an index is out of range; nothing is then read or written.
+            If arrays do not fit this codec or an index is out of range; nothing is then read or
+            written.
         """
         self._check(level, slots, records, places)
         kernels.decode(self.layout, records, places, level.parts, slots)
@@ -321,6 +357,7 @@ class RecordCodec:
 def _check_indices(name: str, indices: Indices, limit: int) -> None:
     if indices.ndim != 1 or indices.dtype != np.int64:
         raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
-    # Kernels do not check indices: with an index out of range they would read or write other memory.
+    # Kernels do not check indices: with an index out of range they would read or write other
+    # memory.
     if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
         raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

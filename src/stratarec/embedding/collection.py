@@ -30,9 +30,11 @@ class Embeddings:
     Parameters
     ----------
     pooled : Tensor
-        ``[B, sum of dims]`` float32: the pooled features, concatenated in the order of `pooled_keys`.
+        ``[B, sum of dims]`` float32: the pooled features, concatenated in the order of
+        `pooled_keys`.
     pooled_keys : tuple of str
-        Names of the pooled features: in the order of the tables, and in a table in the order of its `feature_names`.
+        Names of the pooled features: in the order of the tables, and in a table in the order of its
+        `feature_names`.
     dims : tuple of int
         Width of each pooled feature.
     sequences : mapping of str to JaggedTensor
@@ -56,8 +58,8 @@ class Embeddings:
 class LookedUp(Generic[AnyHandle]):
     """Rows of a staged batch, looked up for a training loop that updates them itself.
 
-    The loop passes the object to `EmbeddingCollection.forward` in place of the batch, and `gradients` to
-    `LookupEngine.update_rows` after the backward pass.
+    The loop passes the object to `EmbeddingCollection.forward` in place of the batch, and
+    `gradients` to `LookupEngine.update_rows` after the backward pass.
 
     Parameters
     ----------
@@ -89,7 +91,9 @@ class LookedUp(Generic[AnyHandle]):
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Gradients of `outputs` after a backward pass, as `LookupEngine.update_rows` needs them."""
+        """Gradients of `outputs` after a backward pass, as `LookupEngine.update_rows` needs
+        them.
+        """
         grads = (torch.zeros_like(part) if part.grad is None else part.grad for part in self.outputs)
         return [self._level0.from_network(grad.float().contiguous()) for grad in grads]
 
@@ -97,8 +101,8 @@ class LookedUp(Generic[AnyHandle]):
 class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     """Embedding tables that train themselves: the module that models use, with any engine.
 
-    It has the methods that a model and a custom training loop need. Memory use, the factor on the learning rate and
-    other details are available from `engine`.
+    It has the methods that a model and a custom training loop need. Memory use, the factor on the
+    learning rate and other details are available from `engine`.
 
     Parameters
     ----------
@@ -109,7 +113,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     def __init__(self, engine: LookupEngine[AnyHandle]) -> None:
         super().__init__()
         self.engine = engine
-        # Autograd runs the backward pass of a function only if one of its inputs requires a gradient.
+        # Autograd runs the backward pass of a function only if one of its inputs requires a
+        # gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
     @property
@@ -138,7 +143,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.step_clock.learning_rate
 
     def stage(self, features: KeyedJagged) -> AnyHandle:
-        """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in order.
+        """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in
+        order.
 
         Parameters
         ----------
@@ -163,8 +169,9 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Parameters
         ----------
         features : KeyedJagged, handle or LookedUp
-            Ids of the batch, which may also contain other features, in any order; or the handle that `stage` returned
-            for them. A backward pass updates the rows, except those of a `LookedUp`.
+            Ids of the batch, which may also contain other features, in any order; or the handle
+            that `stage` returned for them. A backward pass updates the rows, except those of a
+            `LookedUp`.
 
         Examples
         --------
@@ -208,14 +215,17 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
             # Offsets of the feature start at 0, because its rows are a separate tensor.
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values[key], offsets=offsets - offsets[0])
-        return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
+        return Embeddings(
+            pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences
+        )
 
     def table(self, name: str) -> dict[str, Tensor]:
         """Return ``weight`` ``[R, D]`` and optimizer state of the table `name`.
 
-        If `RowOptimizerConfig.rows` is ``all``, ``clock`` is the number of steps that each row has taken. For a table
-        that is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
-        which take as much memory as the complete table in float32; use `rows` to read a part.
+        If `RowOptimizerConfig.rows` is ``all``, ``clock`` is the number of steps that each row has
+        taken. For a table that is completely in level 0 these are views: writing them changes the
+        model. For other tables they are copies, which take as much memory as the complete table in
+        float32; use `rows` to read a part.
 
         Examples
         --------
@@ -225,14 +235,17 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` and optimizer state of rows ``first:last`` of the table `name`, in DRAM, all steps applied.
+        """Return ``weight`` and optimizer state of rows ``first:last`` of the table `name`, in
+        DRAM, all steps applied.
 
         Examples
         --------
         >>> collection.rows("item", 3, 5)["weight"].shape
         torch.Size([2, 8])
         """
-        return {part: rows.cpu() for part, rows in self.engine.tables_of(name).part(name, first, last).items()}
+        return {
+            part: rows.cpu() for part, rows in self.engine.tables_of(name).part(name, first, last).items()
+        }
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
         """Write all tables into the new directory `directory`; return the JSON manifest for `load`.
@@ -242,8 +255,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         directory : Path
             New directory, which must not exist.
         previous : Path, optional
-            Directory of the last save or load of this collection. Only rows that changed since then are written, and
-            the files of `previous` are linked.
+            Directory of the last save or load of this collection. Only rows that changed since then
+            are written, and the files of `previous` are linked.
 
         Raises
         ------
@@ -260,7 +273,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.save(directory, previous)
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Load all tables that `save` wrote. Tiers, caches and codecs may differ. Earlier handles become invalid.
+        """Load all tables that `save` wrote. Tiers, caches and codecs may differ. Earlier handles
+        become invalid.
 
         Parameters
         ----------
@@ -272,7 +286,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Returns
         -------
         str
-            Reason why further training may give other bits than the saved run would have given; empty if there is none.
+            Reason why further training may give other bits than the saved run would have given;
+            empty if there is none.
 
         Raises
         ------
@@ -303,15 +318,23 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if not self.engine.resident:
-            raise ConfigError("state_dict requires that all tables are completely in level 0; call save and load")
+            raise ConfigError(
+                "state_dict requires that all tables are completely in level 0; call save and load"
+            )
         for name, view in self.engine.named_views():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         expected = dict(self.engine.named_views())
         for name, view in expected.items():
             value = state_dict.get(prefix + name)
@@ -335,23 +358,27 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
 
 class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
-    """Embedding tables that train themselves: the backward pass applies a fused row optimizer in place.
+    """Embedding tables that train themselves: the backward pass applies a fused row optimizer in
+    place.
 
     Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
 
-        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for mean pooling)
+        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for
+        mean pooling)
 
-    A sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three samples::
+    A sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three
+    samples::
 
         feature    sample 0    sample 1    sample 2
         "color"    [4]         []          [4, 1]        -> [3, D]; sample 1 is zeros
         "shape"    [0, 2]      [2]         [2]           -> [3, D]
 
-    Tables are not `nn.Parameter`: dense optimizers do not see them. Each backward pass is one optimizer step: the
-    gradients of a row, over all features that share its table, are summed in ascending order of lookup position and
-    applied once. Two forward passes before two backward passes are two steps. Results have the same bits with any
-    number of threads. If each step changes all rows (`RowOptimizerConfig.rows`), the changes of rows that a batch lacks
-    are delayed until these rows are read.
+    Tables are not `nn.Parameter`: dense optimizers do not see them. Each backward pass is one
+    optimizer step: the gradients of a row, over all features that share its table, are summed in
+    ascending order of lookup position and applied once. Two forward passes before two backward
+    passes are two steps. Results have the same bits with any number of threads. If each step
+    changes all rows (`RowOptimizerConfig.rows`), the changes of rows that a batch lacks are delayed
+    until these rows are read.
 
     Parameters
     ----------
@@ -364,32 +391,38 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
     tiers : TierConfig
         Tables whose home is outside level 0; by default none.
     device : str or torch.device
-        Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``; by default the device of `tiers`.
-        On a GPU, outputs and their gradients are there too. Ids are always on the CPU.
+        Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``; by default the
+        device of `tiers`. On a GPU, outputs and their gradients are there too. Ids are always on
+        the CPU.
 
     Raises
     ------
     ConfigError
-        For repeated names, and a device that is not available; in forward for a missing feature, an id outside its
-        table, or arrays that are not a jagged batch.
+        For repeated names, and a device that is not available; in forward for a missing feature, an
+        id outside its table, or arrays that are not a jagged batch.
     TrainingError
-        In forward, if a batch needs more slots than a table's cache has, if a handle is used twice or out of order,
-        after `close`, and after an error that left rows incomplete.
+        In forward, if a batch needs more slots than a table's cache has, if a handle is used twice
+        or out of order, after `close`, and after an error that left rows incomplete.
 
     Notes
     -----
-    With gradients enabled, a batch is *staged* (its rows are brought into level 0), looked up, and released by its
-    backward pass. ``collection(features)`` stages and looks up at once; ``collection(collection.stage(features))``
-    is the same in two steps, and `Prefetcher` does the first step ahead of time on another thread. Without gradients,
-    rows are read in place and nothing changes.
+    With gradients enabled, a batch is *staged* (its rows are brought into level 0), looked up, and
+    released by its backward pass. ``collection(features)`` stages and looks up at once;
+    ``collection(collection.stage(features))`` is the same in two steps, and `Prefetcher` does the
+    first step ahead of time on another thread. Without gradients, rows are read in place and
+    nothing changes.
 
     Examples
     --------
     >>> import torch
-    >>> from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig, TieredEmbeddingBagCollection
-    >>> table = EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",))
+    >>> from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig
+    >>> from stratarec import TieredEmbeddingBagCollection
+    >>> table = EmbeddingBagConfig(
+    ...     name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",)
+    ... )
     >>> collection = TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(kind="sgd"))
-    >>> features = KeyedJagged(keys=("item",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
+    >>> items = torch.tensor([3, 7])
+    >>> features = KeyedJagged(keys=("item",), values=items, offsets=None, batch_size=2)
     >>> collection(features)["item"].sum().backward()  # trains rows 3 and 7
     >>> collection.step, collection.learning_rate
     (1, 0.02)
@@ -412,13 +445,16 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
 
 
 class FusedLookup(torch.autograd.Function):
-    """Autograd function: forward pools, backward updates tables and returns gradients of per-sample weights only."""
+    """Autograd function: forward pools, backward updates tables and returns gradients of per-sample
+    weights only.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, weights: Tensor | None, handle: Handle, engine: LookupEngine[Any]
     ) -> tuple[Tensor, ...]:
-        ctx.handle, ctx.engine = handle, engine
+        ctx.handle = handle
+        ctx.engine = engine
         ctx.set_materialize_grads(True)
         with timed(engine.seconds, "look up"):
             return tuple(map(engine.level0.to_network, engine.look_up(handle)))
@@ -428,11 +464,11 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         handle: Handle = ctx.handle
         weights = handle.features.weights
-        # It takes a pass over all ids, so it is computed only if needed. No other input needs a gradient: rows are
-        # trained in place, and the anchor is constant.
+        # It takes a pass over all ids, so it is computed only if needed. No other input needs a
+        # gradient: rows are trained in place, and the anchor is constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
-        # Kernels read contiguous float32. Under autocast gradients are bfloat16, and the gradient of a sum has strides
-        # of 0.
+        # Kernels read contiguous float32. Under autocast gradients are bfloat16, and the gradient
+        # of a sum has strides of 0.
         engine = ctx.engine
         gradients = [engine.level0.from_network(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):

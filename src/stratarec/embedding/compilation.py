@@ -1,7 +1,9 @@
-"""Compile kernels of rows in a second process, while this process compiles other kernels and reads data.
+"""Compile kernels of rows in a second process, while this process compiles other kernels and reads
+data.
 
-Numba compiles on one thread, and these kernels take a third of the time for which the kernels of a first run compile. A
-forked child uses one row, which compiles the kernels and stores them in Numba's cache on disk. This process loads them.
+Numba compiles on one thread, and these kernels take a third of the time for which the kernels of a
+first run compile. A forked child uses one row, which compiles the kernels and stores them in
+Numba's cache on disk. This process loads them.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ from stratarec.kernels.runtime.numba_private import global_compiler_lock
 from stratarec.kernels.update import Gradients
 from stratarec.kernels.update.cpu import is_compiled
 
-# Time after which a child ends that cannot compile, for example if another thread had a lock at the fork.
+# Time after which a child ends that cannot compile, for example if another thread had a lock at the
+# fork.
 _MOST_SECONDS = 60
 
 
 def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> Callable[[], None]:
-    """Start to compile kernels of rows in DRAM, unless Numba's cache has the update; return a function that waits.
+    """Start to compile kernels of rows in DRAM, unless Numba's cache has the update; return a
+    function that waits.
 
     Parameters
     ----------
@@ -62,7 +66,8 @@ def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> C
 
 def _wait(running: list[int]) -> None:
     while running:  # called before each update of rows
-        with contextlib.suppress(ChildProcessError):  # the user's code may have waited for all child processes
+        # the user's code may have waited for all child processes
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pop(), 0)
 
 
@@ -80,5 +85,7 @@ def use_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
         slots.apply_missed_steps(staged, clock.missed)
     rows = slots.read(one)
     full_state, row_state = len(optimizer.full_state), bool(optimizer.row_state)
-    codec = RecordCodec(CodecConfig(), width=width, row_state=row_state, full_state=full_state, clock=optimizer.clocked)
+    codec = RecordCodec(
+        CodecConfig(), width=width, row_state=row_state, full_state=full_state, clock=optimizer.clocked
+    )
     codec.decode(np.zeros((1, codec.record_bytes), dtype=np.uint8), one, rows, one)

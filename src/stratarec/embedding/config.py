@@ -14,7 +14,9 @@ from stratarec.kernels.policies import POLICIES
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Part of a larger table: row r of the part is row ``first + r * stride`` of the complete table."""
+    """Part of a larger table: row r of the part is row ``first + r * stride`` of the complete
+    table.
+    """
 
     first: int
     stride: int
@@ -29,7 +31,9 @@ class EmbeddingBagConfig:
     Examples
     --------
     >>> from stratarec import EmbeddingBagConfig
-    >>> table = EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",))
+    >>> table = EmbeddingBagConfig(
+    ...     name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",)
+    ... )
     >>> round(table.bound, 4)
     0.0316
     """
@@ -47,24 +51,34 @@ class EmbeddingBagConfig:
     sequence_features: tuple[str, ...] = ()
     """Features without pooling: one row for each id."""
     initial: float = 0.0
-    """Initial weights are uniform in plus or minus this value; 0 means 1 / sqrt(rows of the complete table)."""
+    """Initial weights are uniform in plus or minus this value; 0 means 1 / sqrt(rows of the
+    complete table).
+    """
     part: RowPart | None = None
-    """Set if the table is a part of a larger table of the same name, whose initial values and noise it uses."""
+    """Set if the table is a part of a larger table of the same name, whose initial values and noise
+    it uses.
+    """
 
     def __post_init__(self) -> None:
         check_ranges(
-            self, f"table {self.name!r}: ", num_embeddings="[1, inf)", embedding_dim="[1, inf)", initial="[0, inf)"
+            self,
+            f"table {self.name!r}: ",
+            num_embeddings="[1, inf)",
+            embedding_dim="[1, inf)",
+            initial="[0, inf)",
         )
         check_choice(self.pooling, f"table {self.name!r}: pooling", ("sum", "mean"))
         if self.part is not None:
             last = self.part.first + (self.num_embeddings - 1) * self.part.stride
             if not 0 <= self.part.first <= last < self.part.rows:
                 raise ConfigError(
-                    f"table {self.name!r}: part is rows {self.part.first} to {last} of the complete table, expected "
-                    f"0 to {self.part.rows - 1}"
+                    f"table {self.name!r}: part is rows {self.part.first} to {last} of the complete table, "
+                    f"expected 0 to {self.part.rows - 1}"
                 )
         if not self.feature_names and not self.sequence_features:
-            raise ConfigError(f"table {self.name!r}: no feature uses it; set feature_names or sequence_features")
+            raise ConfigError(
+                f"table {self.name!r}: no feature uses it; set feature_names or sequence_features"
+            )
 
     @property
     def numbering(self) -> RowPart:
@@ -74,7 +88,8 @@ class EmbeddingBagConfig:
     @property
     def bound(self) -> float:
         """Initial weights are uniform in plus or minus this value."""
-        # Computed from the rows of the complete table, because its parts have the same initial values.
+        # Computed from the rows of the complete table, because its parts have the same initial
+        # values.
         return self.initial or float(self.numbering.rows**-0.5)
 
 
@@ -100,16 +115,22 @@ CachePolicy: TypeAlias = Annotated[str, OneOf(policy_names)]
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
-    """Precision of rows outside level 0. In level 0, where rows are trained, every row is float32."""
+    """Precision of rows outside level 0. In level 0, where rows are trained, every row is
+    float32.
+    """
 
     kind: CodecKind = "fp32"
     """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-    """Stochastic rounding is unbiased: updates smaller than a step of the format add up instead of being lost."""
+    """Stochastic rounding is unbiased: updates smaller than a step of the format add up instead of
+    being lost.
+    """
     parameters: Literal["fp16", "fp32"] = "fp16"
     """Storage of the scale and the offset of an int8 or int4 row."""
     state: Literal["fp32", "bf16"] = "fp32"
-    """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest, sums stop growing."""
+    """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest,
+    sums stop growing.
+    """
 
     def __post_init__(self) -> None:
         check_choice(self.kind, "codec.kind", codec_names())
@@ -122,7 +143,10 @@ def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:
     """Raise a `ConfigError` for repeated names of tables or features."""
     for what, names in (
         ("table", [table.name for table in tables]),
-        ("feature", [name for table in tables for name in (*table.feature_names, *table.sequence_features)]),
+        (
+            "feature",
+            [name for table in tables for name in (*table.feature_names, *table.sequence_features)],
+        ),
     ):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

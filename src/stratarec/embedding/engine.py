@@ -1,15 +1,18 @@
-"""The embedding engine of one process, without autograd: it stages, looks up and trains batches, and saves tables.
+"""The embedding engine of one process, without autograd: it stages, looks up and trains batches,
+and saves tables.
 
-A batch is staged in one of two ways. `stage`, on the training thread, raises an error if there is no room next to
-the in-flight batches. `stage_ahead`, on another thread, waits. When it stages batch n with a lookahead of k, it
-first waits for the backward pass of batch n - k - 1, and then keeps the rows of batches n - k and later in their slots.
-So n and k alone determine which slots may be reused, not which batches happen to be finished. Moves, and with them the
-rounding of evicted rows, are therefore the same in every run. If slots became free whenever a batch finishes, bits
-would differ from run to run.
+A batch is staged in one of two ways. `stage`, on the training thread, raises an error if there is
+no room next to the in-flight batches. `stage_ahead`, on another thread, waits. When it stages batch
+n with a lookahead of k, it first waits for the backward pass of batch n - k - 1, and then keeps the
+rows of batches n - k and later in their slots. So n and k alone determine which slots may be
+reused, not which batches happen to be finished. Moves, and with them the rounding of evicted rows,
+are therefore the same in every run. If slots became free whenever a batch finishes, bits would
+differ from run to run.
 
-If the norm of all gradients is clipped (`gradient_norm`), squares are summed in the order of first lookups within a
-table, in float64, and across tables by an exactly rounded sum: the norm has the same bits wherever rows are.
-Weight decay is added afterwards and is not part of the norm, as in torch's optimizers.
+If the norm of all gradients is clipped (`gradient_norm`), squares are summed in the order of first
+lookups within a table, in float64, and across tables by an exactly rounded sum: the norm has the
+same bits wherever rows are. Weight decay is added afterwards and is not part of the norm, as in
+torch's optimizers.
 """
 
 from __future__ import annotations
@@ -69,23 +72,28 @@ class Validator:
         if features.keys != self._checked:
             missing = [key for key in self._keys if key not in features.keys]
             if missing:
-                raise ConfigError(f"the batch lacks features {', '.join(missing)}; it has {', '.join(features.keys)}")
+                raise ConfigError(
+                    f"the batch lacks features {', '.join(missing)}; it has {', '.join(features.keys)}"
+                )
             self._checked = features.keys
         values, offsets, weights = features.values, features.offsets, features.weights
         if values.device.type != "cpu":
-            raise ConfigError(f"ids are on {values.device}; pass ids on the CPU, whatever the device of the rows")
+            raise ConfigError(
+                f"ids are on {values.device}; pass ids on the CPU, whatever the device of the rows"
+            )
         if values.dtype not in _ID_TYPES or values.dim() != 1 or not values.is_contiguous():
             raise ConfigError(
-                f"ids are {_words(values.dtype)} of shape {tuple(values.shape)}, expected contiguous int32 or int64 of "
-                "one dimension"
+                f"ids are {_words(values.dtype)} of shape {tuple(values.shape)}, expected contiguous int32 "
+                "or int64 of one dimension"
             )
         if offsets is not None:
             _check_offsets(features)
-        # Kernels read weights by address: with another type or shape they would read beyond the end.
+        # Kernels read weights by address: with another type or shape they would read beyond the
+        # end.
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != values.shape):
             raise ConfigError(
-                f"weights are {_words(weights.dtype)} of shape {tuple(weights.shape)}, expected float32 of shape "
-                f"{tuple(values.shape)}, one for each id"
+                f"weights are {_words(weights.dtype)} of shape {tuple(weights.shape)}, expected float32 of "
+                f"shape {tuple(values.shape)}, one for each id"
             )
 
 
@@ -94,8 +102,8 @@ def _check_offsets(features: KeyedJagged) -> None:
     assert offsets is not None
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or not offsets.is_contiguous():
         raise ConfigError(
-            f"offsets are {_words(offsets.dtype)} of shape {tuple(offsets.shape)}, expected contiguous int32 or int64 "
-            "of one dimension"
+            f"offsets are {_words(offsets.dtype)} of shape {tuple(offsets.shape)}, expected contiguous "
+            "int32 or int64 of one dimension"
         )
     total = features.values.numel()
     place = first_falling(offsets.numpy(), total)
@@ -105,8 +113,8 @@ def _check_offsets(features: KeyedJagged) -> None:
     key = features.keys[min(place // size, len(features.keys) - 1)] if features.keys else ""
     begin, end = int(offsets[place]), int(offsets[min(place + 1, offsets.numel() - 1)])
     raise ConfigError(
-        f"feature {key!r}, sample {place % size}: its ids are {begin} to {end}, expected ascending offsets within "
-        f"0 to {total}"
+        f"feature {key!r}, sample {place % size}: its ids are {begin} to {end}, expected ascending offsets "
+        f"within 0 to {total}"
     )
 
 
@@ -127,7 +135,8 @@ def build_tables(
     health: Health,
     level0: Level0,
 ) -> list[TableGroup]:
-    """Build table groups: tables that are completely in level 0 by width, all others by width, home and codec.
+    """Build table groups: tables that are completely in level 0 by width, all others by width, home
+    and codec.
 
     Parameters
     ----------
@@ -155,7 +164,9 @@ def build_tables(
     """
     unknown = sorted(set(tiers.tables) - {table.name for table in configs})
     if unknown:
-        raise ConfigError(f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in configs)}")
+        raise ConfigError(
+            f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in configs)}"
+        )
     resident: dict[int, Configs] = {}
     cached: dict[StoreKey, Configs] = {}
     for table in configs:
@@ -179,37 +190,45 @@ def build_tables(
             if key[1] == "log"
         },
     )
-    built: list[TableGroup] = [ResidentTables(same, columns, step_clock, seed, level0) for same in resident.values()]
+    built: list[TableGroup] = [
+        ResidentTables(same, columns, step_clock, seed, level0) for same in resident.values()
+    ]
     try:
         for place, (key, members) in enumerate(groups):
-            # Built before the store allocates memory or files, because it rejects tables that are too large.
+            # Built before the store allocates memory or files, because it rejects tables that are
+            # too large.
             directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             if key[1] == "hbm" and not level0.slots(0, key[0], step_clock.optimizer).queued:
                 raise ConfigError(
-                    f"table {members[0].name!r} has home 'hbm', but rows are trained on {level0.device}: set the "
-                    "device to a GPU, or the home to dram"
+                    f"table {members[0].name!r} has home 'hbm', but rows are trained on {level0.device}: "
+                    "set the device to a GPU, or the home to dram"
                 )
             new = NewStore(rows[place], codecs[place].record_bytes, None, level0, budgets.get(place, 0))
             store = open_store(key[1], tiers, f"group-{place:02d}", members, new)
-            built.append(CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0))
+            built.append(
+                CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0)
+            )
     except Exception:
         for group in built:
-            # The caller gets no reference to these groups, so their files and threads are closed here.
+            # The caller gets no reference to these groups, so their files and threads are closed
+            # here.
             group.close()
         raise
     return built
 
 
 def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
-    """Return each SSD store's share of `total`: `DEAD_BYTES`, and a part of the rest in proportion to its blocks."""
+    """Return each SSD store's share of `total`: `DEAD_BYTES`, and a part of the rest in proportion
+    to its blocks.
+    """
     if total is None:
         return {}
     remaining, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
     if remaining < 0:
         raise ConfigError(
-            f"memory.block.budget is {total}, but {len(block_bytes)} SSD stores (one for all tables of a width and "
-            f"precision) need {DEAD_BYTES} bytes each in addition to their rows: raise it to more than "
-            f"{len(block_bytes) * DEAD_BYTES}"
+            f"memory.block.budget is {total}, but {len(block_bytes)} SSD stores (one for all tables of a "
+            f"width and precision) need {DEAD_BYTES} bytes each in addition to their rows: raise it to "
+            f"more than {len(block_bytes) * DEAD_BYTES}"
         )
     return {place: DEAD_BYTES + remaining * size // blocks for place, size in block_bytes.items()}
 
@@ -219,7 +238,9 @@ def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
 
 
 def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
-    """Split tables of one `key` by store: tables share an SSD store if their locations then need no more memory."""
+    """Split tables of one `key` by store: tables share an SSD store if their locations then need no
+    more memory.
+    """
     width, home, codec = key
     if home != "log":
         return [configs]
@@ -227,7 +248,8 @@ def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConf
     for table in configs[1:]:
         together = [*stores[-1], table]
         alone = sum(location_bytes(member.num_embeddings, record_bytes) for member in together)
-        # Fewer stores have fewer open segments, but wider locations would cost memory for every row.
+        # Fewer stores have fewer open segments, but wider locations would cost memory for every
+        # row.
         if location_bytes(_rows(together), record_bytes) <= alone:
             stores[-1] = together
         else:
@@ -237,7 +259,7 @@ def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConf
 
 def open_store(
     home: HomeKind, tiers: TierConfig, name: str, configs: Configs, new: NewStore
-) -> RecordStore:  # fmt: skip
+) -> RecordStore:
     """Open an empty store for the rows of a group of tables.
 
     Parameters
@@ -254,7 +276,10 @@ def open_store(
         Sizes of the store.
     """
     first_row = np.cumsum([0, *(table.num_embeddings for table in configs)]).tolist()
-    frequent = [(first, tiers.tables[table.name].dram_rows) for first, table in zip(first_row, configs, strict=False)]
+    frequent = [
+        (first, tiers.tables[table.name].dram_rows)
+        for first, table in zip(first_row, configs, strict=False)
+    ]
     path = getattr(tiers, HOMES[home].path) / name if HOMES[home].path else None
     return HOMES[home].open(new._replace(path=path, frequent=frequent))
 
@@ -281,7 +306,11 @@ class Engine(LookupEngine[StagedBatch]):
     """
 
     def __init__(
-        self, configs: Sequence[EmbeddingBagConfig], optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizerConfig,
+        seed: int,
+        tiers: TierConfig,
     ) -> None:
         check_tables(tuple(configs))
         optimizer.schedule.require_steps()
@@ -295,8 +324,9 @@ class Engine(LookupEngine[StagedBatch]):
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        # A batch has a number and a stamp. The number counts all staged batches, for the rounding noise. The stamp,
-        # by which slots are ordered by age, is the number minus `_origin`, which grows before stamps exceed 32 bits.
+        # A batch has a number and a stamp. The number counts all staged batches, for the rounding
+        # noise. The stamp, by which slots are ordered by age, is the number minus `_origin`, which
+        # grows before stamps exceed 32 bits.
         self._origin = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._staging = threading.Lock()
@@ -330,8 +360,8 @@ class Engine(LookupEngine[StagedBatch]):
         waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
-                f"batch {waiting} was staged but not looked up: pass the handle that stage returned (not its "
-                "features or a copy of them), or call its release()"
+                f"batch {waiting} was staged but not looked up: pass the handle that stage returned (not "
+                "its features or a copy of them), or call its release()"
             )
         return self.stage(features, tensors)
 
@@ -339,7 +369,8 @@ class Engine(LookupEngine[StagedBatch]):
     def stage_ahead(
         self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool], tensors: Tensors = ()
     ) -> StagedBatch:
-        """Stage a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it.
+        """Stage a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1
+        before it.
 
         Raises
         ------
@@ -348,14 +379,19 @@ class Engine(LookupEngine[StagedBatch]):
         """
         horizon = self.batches - lookahead
         self.in_flight.wait_for(horizon, stopped)
-        return self._stage(features, tensors, horizon, lambda number: self.in_flight.wait_for(number, stopped))
+        return self._stage(
+            features, tensors, horizon, lambda number: self.in_flight.wait_for(number, stopped)
+        )
 
     def _stage(
         self, features: KeyedJagged, tensors: Tensors, horizon: int, make_room: Callable[[int], None]
     ) -> StagedBatch:
-        # An error instead of a wait: two threads that stage batches would number them in a random order.
+        # An error instead of a wait: two threads that stage batches would number them in a random
+        # order.
         if not self._staging.acquire(blocking=False):
-            raise TrainingError("another thread is staging a batch of this collection: stage batches on one thread")
+            raise TrainingError(
+                "another thread is staging a batch of this collection: stage batches on one thread"
+            )
         try:
             self.health.require()
             self._validator.check(features)
@@ -372,7 +408,9 @@ class Engine(LookupEngine[StagedBatch]):
 
                 stamp = BatchStamp(value, value - (number - horizon), number, wait_for_room)
                 slots = (
-                    _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
+                    _NO_SLOTS
+                    if self.resident
+                    else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
                 with timed(self.seconds, "bring in"):
                     staged = [tables.stage(tables.bags(features), slots, stamp) for tables in self.tables]
@@ -380,7 +418,8 @@ class Engine(LookupEngine[StagedBatch]):
                     if self.tables:
                         packed = self.tables[0].memory.pack(staged, tensors, self._columns)
             except BaseException:
-                # The number is not reused: rounding noise is a function of it and must never repeat.
+                # The number is not reused: rounding noise is a function of it and must never
+                # repeat.
                 in_flight.done(number)
                 raise
             return StagedBatch(features, packed, number, in_flight, order.ready())
@@ -398,8 +437,10 @@ class Engine(LookupEngine[StagedBatch]):
         in_flight = len(self.in_flight)
         if in_flight > 1:
             raise TrainingError(
-                f"{in_flight} batches are between stage and backward, and their rows do not fit level 0 together; "
-                "raise cache_rows, call backward before the next forward, or release() batches without backward"
+                f"{in_flight} batches are between stage and backward, and their rows do not fit level 0 "
+                "together; "
+                "raise cache_rows, call backward before the next forward, or release() "
+                "batches without backward"
             )
 
     @traced("look up rows")
@@ -417,26 +458,34 @@ class Engine(LookupEngine[StagedBatch]):
 
     def pool_staged(
         self, staged: Sequence[StagedBags], size: int, *, with_room: bool = True
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Pool a batch of `size` samples from the staged bags of each table group; return the output of `look_up`.
+    ) -> tuple[Tensor, ...]:
+        """Pool a batch of `size` samples from the staged bags of each table group; return the
+        output of `look_up`.
 
-        If `with_room`, rows of zeros may follow the rows of a sequence feature, so that sizes are those of a class.
+        If `with_room`, rows of zeros may follow the rows of a sequence feature, so that sizes are
+        those of a class.
         """
         rows, pooled = list[Tensor](), self.level0.empty(size, self._columns)
         for tables, part in zip(self.tables, staged, strict=True):
             rows += (tables.pool_with_room if with_room else tables.pool)(part, pooled)
-        self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
+        self._output_bytes = max(
+            self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows))
+        )
         return (pooled, *rows)
 
     # A step that is queued as a whole: `begin`, `pool_staged`, `queue_updates`, `end`
 
     @property
     def queued(self) -> bool:
-        """Whether steps can be queued as a whole, because all rows are trained in the memory of a device."""
+        """Whether steps can be queued as a whole, because all rows are trained in the memory of a
+        device.
+        """
         return bool(self.tables) and all(tables.memory.queued for tables in self.tables)
 
     def begin(self, handle: StagedBatch) -> None:
-        """Queue the operations before a step of the batch `handle`, and apply the steps that its rows missed."""
+        """Queue the operations before a step of the batch `handle`, and apply the steps that its
+        rows missed.
+        """
         self.health.require()
         handle.look_up(self.in_flight)
         try:
@@ -449,7 +498,9 @@ class Engine(LookupEngine[StagedBatch]):
             raise
 
     def row_numbers(self, step: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the numbers of a step of the row optimizer, counted from 0, and the constants of all steps."""
+        """Return the numbers of a step of the row optimizer, counted from 0, and the constants of
+        all steps.
+        """
         return row_numbers(self.step_clock.rule_of(step))
 
     def queue_updates(
@@ -486,7 +537,10 @@ class Engine(LookupEngine[StagedBatch]):
         self._validator.check(features)
         self.level0.order.join()
         pooled = self.level0.empty(features.batch_size, self._columns)
-        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
+        return (
+            pooled,
+            *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)),
+        )
 
     def gradient_norm(self, handle: StagedBatch, gradients: Sequence[Tensor]) -> float:
         """Return the norm of the gradients of a batch, after the gradients of each row are summed.
@@ -507,7 +561,11 @@ class Engine(LookupEngine[StagedBatch]):
 
     @traced("update rows")
     def update_rows(
-        self, handle: StagedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self,
+        handle: StagedBatch,
+        gradients: Sequence[Tensor],
+        scale: float = 1.0,
+        weights: Tensor | None = None,
     ) -> None:
         with self._stepping:
             self.health.require()
@@ -521,7 +579,8 @@ class Engine(LookupEngine[StagedBatch]):
                     rule = self.step_clock.rule_of(self.step, scale)
                     for tables, staged, of_tables in self._by_tables(handle.staged, gradients):
                         tables.update(staged, of_tables, rule)
-                    # Last, so that an interrupted step is not counted; the tables are then failed anyway.
+                    # Last, so that an interrupted step is not counted; the tables are then failed
+                    # anyway.
                     self.step_clock.step += 1
             finally:
                 handle.release()
@@ -566,7 +625,8 @@ class Engine(LookupEngine[StagedBatch]):
         """
         self.health.require()
         self._require_nothing_ahead("saved")
-        # Rows of in-flight batches are saved in their current state, and again in the next checkpoint.
+        # Rows of in-flight batches are saved in their current state, and again in the next
+        # checkpoint.
         oldest_stamp = self.in_flight.oldest(self.batches) - self._origin
         self.level0.order.after(self.batches)
         with self._stepping, self.health.changing("saving"):
@@ -582,9 +642,12 @@ class Engine(LookupEngine[StagedBatch]):
         }
 
     def load(
-        self, directory: Path, manifest: Mapping[str, Any], rank: int = 0,
+        self,
+        directory: Path,
+        manifest: Mapping[str, Any],
+        rank: int = 0,
         agreed: Callable[[bool], bool] = lambda same: same,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Load the tables, as `EmbeddingCollection.load` does.
 
         Parameters
@@ -594,8 +657,8 @@ class Engine(LookupEngine[StagedBatch]):
         rank : int
             As for `save`.
         agreed : callable
-            Returns true if its argument is true in all processes. The argument is whether this process has the layout
-            of the checkpoint.
+            Returns true if its argument is true in all processes. The argument is whether this
+            process has the layout of the checkpoint.
         """
         # A failed collection may be loaded, which repairs it.
         if self.health.state == "closed":
@@ -605,16 +668,24 @@ class Engine(LookupEngine[StagedBatch]):
         manifest = checked(directory, manifest)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
-        # All ranks must agree: a rank that transfers rows has another origin than a rank that restores them exactly.
+        # All ranks must agree: a rank that transfers rows has another origin than a rank that
+        # restores them exactly.
         same = agreed(same_layout(self.tables, groups, rank))
         load_tables(
-            self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=self._fresh,
+            self.tables,
+            directory,
+            groups,
+            batches,
+            batches - origin,
+            rank=rank if same else None,
+            fresh=self._fresh,
             health=self.health,
-        )  # fmt: skip
+        )
         self.health.recover()
         self.in_flight.end()
         self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
-        self.batches, self._origin = batches, origin if same else batches
+        self.batches = batches
+        self._origin = origin if same else batches
         if not same:
             return "the rows were transferred into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
@@ -624,14 +695,18 @@ class Engine(LookupEngine[StagedBatch]):
 
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.health.require()
         if not self._fresh:
-            raise CheckpointError(f"these tables were already trained; load the rows in {directory} into new tables")
+            raise CheckpointError(
+                f"these tables were already trained; load the rows in {directory} into new tables"
+            )
         manifest = checked(directory, manifest)
         ended = StepClock(optimizer)
         ended.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
-        initialize_tables(self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health)
+        initialize_tables(
+            self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health
+        )
         self.step_clock.load_position(0, manifest["earlier"] + manifest["step"], ())
 
     @property
@@ -643,8 +718,8 @@ class Engine(LookupEngine[StagedBatch]):
         waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
-                f"tables cannot be {what} while batch {waiting} is staged and not looked up: train or release() it "
-                "first (with a Prefetcher: drain)"
+                f"tables cannot be {what} while batch {waiting} is staged and not looked up: train or "
+                "release() it first (with a Prefetcher: drain)"
             )
 
     def close(self) -> None:

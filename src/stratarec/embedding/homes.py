@@ -29,7 +29,9 @@ class NewStore(NamedTuple):
     budget_bytes: int = 0
     """Maximum file space of an SSD store; 0 for all free disk space."""
     frequent: Sequence[tuple[int, int]] = ()
-    """For each table, its first row and the number of its rows whose records an SSD store keeps in DRAM."""
+    """For each table, its first row and the number of its rows whose records an SSD store keeps in
+    DRAM.
+    """
 
 
 class Home(NamedTuple):
@@ -64,7 +66,9 @@ def _open_ssd(new: NewStore) -> RecordStore:
 
     assert new.path is not None
     config = SsdConfig(budget_bytes=new.budget_bytes)
-    return SsdRecords(new.path, rows=new.rows, record_bytes=new.record_bytes, config=config, frequent=[*new.frequent])
+    return SsdRecords(
+        new.path, rows=new.rows, record_bytes=new.record_bytes, config=config, frequent=[*new.frequent]
+    )
 
 
 def _open_hbm(new: NewStore) -> RecordStore:

@@ -1,7 +1,8 @@
-"""Base class of embedding engines. It contains their common parts: health, in-flight batches, clocks and names.
+"""Base class of embedding engines. It contains their common parts: health, in-flight batches,
+clocks and names.
 
-`embedding.collection` and `embedding.prefetch` use engines only through this interface. `Engine` trains the tables of
-one process; `distributed.sharded_engine` distributes tables over several.
+`embedding.collection` and `embedding.prefetch` use engines only through this interface. `Engine`
+trains the tables of one process; `distributed.sharded_engine` distributes tables over several.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from stratarec.kernels.runtime.accelerator import Transfers, open_device
 class Health:
     """Whether the rows of a collection are consistent: `open`, `failed` or `closed`.
 
-    An SSD store is read and written before any slot changes. So its error, such as a full disk, does no damage, and
-    the state stays `open`. The state becomes `failed` if rows may be incomplete: after an interrupt during a change, or
-    if rows are swapped with an addressable home and one of them does not fit its codec.
+    An SSD store is read and written before any slot changes. So its error, such as a full disk,
+    does no damage, and the state stays `open`. The state becomes `failed` if rows may be
+    incomplete: after an interrupt during a change, or if rows are swapped with an addressable home
+    and one of them does not fit its codec.
     """
 
     def __init__(self) -> None:
@@ -41,12 +43,15 @@ class Health:
     def require(self) -> None:
         """Raise a `TrainingError` unless the state is `open`."""
         if self.state == "closed":
-            raise TrainingError("these tables are closed (Trainer.train closes its tables): build or open them again")
+            raise TrainingError(
+                "these tables are closed (Trainer.train closes its tables): build or open them again"
+            )
         if self.state == "failed":
             raise TrainingError(f"these tables are incomplete ({self._reason}): load a checkpoint")
 
     def changing(self, what: str) -> Changing:
-        """Return a context manager that sets the state to `failed` on any exception other than a `StrataError`.
+        """Return a context manager that sets the state to `failed` on any exception other than a
+        `StrataError`.
 
         `what` names the change in the message, such as ``saving``.
         """
@@ -55,12 +60,14 @@ class Health:
     def fail(self, reason: str) -> None:
         """Set the state to `failed` because of `reason`."""
         if self.state == "open":
-            self.state, self._reason = "failed", reason
+            self.state = "failed"
+            self._reason = reason
 
     def recover(self) -> None:
         """Reset a failed state after all rows were loaded."""
         if self.state == "failed":
-            self.state, self._reason = "open", ""
+            self.state = "open"
+            self._reason = ""
 
     def close(self) -> None:
         """Mark the tables as closed."""
@@ -107,8 +114,9 @@ class Handle(Protocol):
 class StagedBatch:
     """A batch whose rows are in level 0. It is looked up once and has one backward pass.
 
-    Batches are looked up in the order in which they were staged. Dropping the handle releases the rows. If the batch
-    was never looked up, the next `stage` raises an error, because a batch was lost.
+    Batches are looked up in the order in which they were staged. Dropping the handle releases the
+    rows. If the batch was never looked up, the next `stage` raises an error, because a batch was
+    lost.
 
     Parameters
     ----------
@@ -124,10 +132,24 @@ class StagedBatch:
         Event on the device after which its rows can be looked up (`StepOrder.ready`).
     """
 
-    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "packed", "ready")
+    __slots__ = (
+        "__weakref__",
+        "_generation",
+        "_in_flight",
+        "_state",
+        "features",
+        "number",
+        "packed",
+        "ready",
+    )
 
     def __init__(
-        self, features: KeyedJagged, packed: PackedBatch, number: int, in_flight: InFlightBatches, ready: Any = None
+        self,
+        features: KeyedJagged,
+        packed: PackedBatch,
+        number: int,
+        in_flight: InFlightBatches,
+        ready: Any = None,
     ) -> None:
         self.features = features
         self.packed: PackedBatch | None = packed
@@ -158,20 +180,26 @@ class StagedBatch:
         """
         if in_flight is not self._in_flight or self._generation != in_flight.generation:
             raise TrainingError(
-                f"batch {self.number} was staged by another collection, or before its tables were loaded or closed: "
-                "stage it again"
+                f"batch {self.number} was staged by another collection, or before its tables were loaded "
+                "or closed: stage it again"
             )
         if self._state != "staged":
-            raise TrainingError(f"batch {self.number} was {self._state} already: stage it again to look it up again")
+            raise TrainingError(
+                f"batch {self.number} was {self._state} already: stage it again to look it up again"
+            )
         in_flight.look_up(self.number)
         self._state = "looked up"
 
     def finish(self) -> None:
         """Record that the backward pass begins; `TrainingError` if it is not the first one."""
         if self._state != "looked up":
-            raise TrainingError(f"batch {self.number} was {self._state} already: every look-up has one backward pass")
+            raise TrainingError(
+                f"batch {self.number} was {self._state} already: every look-up has one backward pass"
+            )
         if self._generation != self._in_flight.generation:
-            raise TrainingError(f"batch {self.number} was looked up before its tables were loaded or closed")
+            raise TrainingError(
+                f"batch {self.number} was looked up before its tables were loaded or closed"
+            )
         self._state = "trained"
 
     def release(self) -> None:
@@ -197,8 +225,8 @@ class StagedBatch:
 class InFlightBatches:
     """The batches of one collection that are between `stage` and the end of their backward pass.
 
-    `generation` counts how often all handles were invalidated, by loading or closing. `changed` is notified whenever a
-    batch is done; no other lock of this package is acquired while it is locked.
+    `generation` counts how often all handles were invalidated, by loading or closing. `changed` is
+    notified whenever a batch is done; no other lock of this package is acquired while it is locked.
 
     Parameters
     ----------
@@ -208,8 +236,9 @@ class InFlightBatches:
 
     def __init__(self, released: Callable[[int], None] = lambda number: None) -> None:
         self._released = released
-        # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Methods enter the lock
-        # directly, five times per step, because entering it through the condition takes three times as long.
+        # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Methods
+        # enter the lock directly, five times per step, because entering it through the condition
+        # takes three times as long.
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.generation = 0
@@ -228,19 +257,21 @@ class InFlightBatches:
             if self._lost is not None:
                 lost, self._lost = self._lost, None
                 raise TrainingError(
-                    f"batch {lost} was staged, and its handle dropped before it was looked up: pass every handle to "
-                    "the collection, in order, or call its release()"
+                    f"batch {lost} was staged, and its handle dropped before it was looked up: pass every "
+                    "handle to the collection, in order, or call its release()"
                 )
             self._open[number] = self._unused[number] = None
 
     def look_up(self, number: int) -> None:
-        """Record a lookup; `TrainingError` unless `number` is the first batch that was not looked up yet."""
+        """Record a lookup; `TrainingError` unless `number` is the first batch that was not looked
+        up yet.
+        """
         with self._lock:
             first = self.unused()
             if first != number:
                 raise TrainingError(
-                    f"batch {number} is looked up before batch {first}, which was staged first: pass handles to the "
-                    f"collection in order, or release() that of batch {first}"
+                    f"batch {number} is looked up before batch {first}, which was staged first: pass "
+                    f"handles to the collection in order, or release() that of batch {first}"
                 )
             del self._unused[number]
 
@@ -271,12 +302,13 @@ class InFlightBatches:
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
-        """Record that a destructor released batch `number`, which was staged when `generation` had this value.
+        """Record that a destructor released batch `number`, which was staged when `generation` had
+        this value.
 
         The record is handled later, by the next call of a method.
         """
-        # This thread may be inside any method of this object. Appending to a deque is atomic, and the next call of
-        # another method handles the entry (`_sweep`).
+        # This thread may be inside any method of this object. Appending to a deque is atomic, and
+        # the next call of another method handles the entry (`_sweep`).
         self._dropped.append((number, generation))
         with self._lock:
             self.changed.notify_all()
@@ -313,7 +345,8 @@ class InFlightBatches:
         """
         with self._lock:
             generation, self.waiting_for = self.generation, horizon
-            # A thread that waits for the batch staged here must learn that this thread waits for another batch.
+            # A thread that waits for the batch staged here must learn that this thread waits for
+            # another batch.
             self.changed.notify_all()
 
             def abandoned() -> bool:
@@ -380,9 +413,13 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     """Sequence features in the order in which `look_up` returns their rows."""
 
     def __init__(
-        self, configs: Sequence[EmbeddingBagConfig], batch_tables: Sequence[EmbeddingBagConfig],
-        optimizer: RowOptimizerConfig, tiers: TierConfig, shared: LookupEngine[Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        batch_tables: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizerConfig,
+        tiers: TierConfig,
+        shared: LookupEngine[Any] | None = None,
+    ) -> None:
         self.configs = tuple(configs)
         self.optimizer = optimizer
         self.tiers = tiers
@@ -395,9 +432,13 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         """Part of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
         """Number of batches ever staged, on which the rounding noise depends."""
-        self.level0: Level0 = Level0(open_device(tiers.device, "device")) if shared is None else shared.level0
+        self.level0: Level0 = (
+            Level0(open_device(tiers.device, "device")) if shared is None else shared.level0
+        )
         order = self.level0.order
-        self.in_flight: InFlightBatches = InFlightBatches(order.released) if shared is None else shared.in_flight
+        self.in_flight: InFlightBatches = (
+            InFlightBatches(order.released) if shared is None else shared.in_flight
+        )
 
     @property
     def transfers(self) -> Transfers:
@@ -410,7 +451,9 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @property
     def lookahead(self) -> int:
-        """Number of batches to stage ahead in training; 0 if every row is in DRAM, where that gains nothing."""
+        """Number of batches to stage ahead in training; 0 if every row is in DRAM, where that gains
+        nothing.
+        """
         return 0 if self.resident and not self.level0.on_device else self.tiers.lookahead
 
     # Clocks
@@ -424,7 +467,9 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def stage(self, features: KeyedJagged) -> AnyHandle:
-        """Bring the rows of the batch `features` into level 0, in addition to the rows of the in-flight batches."""
+        """Bring the rows of the batch `features` into level 0, in addition to the rows of the
+        in-flight batches.
+        """
 
     @abstractmethod
     def stage_now(self, features: KeyedJagged) -> AnyHandle:
@@ -452,18 +497,25 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def look_up(self, handle: AnyHandle) -> tuple[Tensor, ...]:
-        """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`.
+        """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in
+        `row_order`.
 
         `handle` is that of a staged batch.
         """
 
     @abstractmethod
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
-        """Look up the batch `features` for evaluation, as `look_up` does. Neither the cache nor any row changes."""
+        """Look up the batch `features` for evaluation, as `look_up` does. Neither the cache nor any
+        row changes.
+        """
 
     @abstractmethod
     def update_rows(
-        self, handle: AnyHandle, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self,
+        handle: AnyHandle,
+        gradients: Sequence[Tensor],
+        scale: float = 1.0,
+        weights: Tensor | None = None,
     ) -> None:
         """Apply one step of the row optimizer, and release the rows.
 
@@ -476,7 +528,8 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         scale : float
             Factor on the gradients.
         weights : Tensor or None
-            ``[N]`` zeros, to which the gradients of per-sample weights are added; None if they are not needed.
+            ``[N]`` zeros, to which the gradients of per-sample weights are added; None if they are
+            not needed.
         """
 
     # Tables
@@ -487,7 +540,9 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``tables.<name>.<part>`` and its view, for every table that is completely in level 0."""
+        """Yield ``tables.<name>.<part>`` and its view, for every table that is completely in level
+        0.
+        """
 
     @abstractmethod
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
@@ -500,11 +555,12 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     @abstractmethod
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
-    ) -> None:  # fmt: skip
-        """Start new training with the rows and optimizer state of other tables. Tiers and codecs may differ.
+    ) -> None:
+        """Start new training with the rows and optimizer state of other tables. Tiers and codecs
+        may differ.
 
-        Rows that were never trained keep their initial values. Steps and schedules start from 0, but Adam's bias
-        correction continues.
+        Rows that were never trained keep their initial values. Steps and schedules start from 0,
+        but Adam's bias correction continues.
 
         Parameters
         ----------
@@ -525,17 +581,22 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def bytes_by_memory(self) -> dict[str, int]:
-        """Return the bytes in use now in ``dram``, ``mapped`` files, ``block`` files and GPU memory (``hbm``)."""
+        """Return the bytes in use now in ``dram``, ``mapped`` files, ``block`` files and GPU memory
+        (``hbm``).
+        """
 
     @abstractmethod
     def bytes_by_part(self) -> dict[str, int]:
         """Return the bytes in use now, by the keys of `PARTS`.
 
-        ``outputs`` are the activations of the largest lookup and their gradient; `bytes_by_memory` does not count them.
+        ``outputs`` are the activations of the largest lookup and their gradient; `bytes_by_memory`
+        does not count them.
         """
 
     @property
     def nbytes(self) -> int:
-        """Bytes of DRAM and GPU memory for rows, metadata and the workspace of updates; file space is not included."""
+        """Bytes of DRAM and GPU memory for rows, metadata and the workspace of updates; file space
+        is not included.
+        """
         by_memory = self.bytes_by_memory()
         return by_memory["dram"] + by_memory.get("hbm", 0)

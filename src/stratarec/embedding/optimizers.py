@@ -1,14 +1,16 @@
-"""Row optimizers: which state a row has, the parameters of one step, learning-rate schedules, and the step clock.
+"""Row optimizers: which state a row has, the parameters of one step, learning-rate schedules, and
+the step clock.
 
 The arithmetic is in `kernels.update`, fused into the backward pass.
 
-If a step changes all rows (`RowOptimizerConfig.rows` is ``all``), rows that its batch lacks are changed lazily. Every
-row stores how many steps it has taken (its *clock*). When a row is read, the steps that it missed are applied one by
-one, each with that step's parameters. So a row has the same bits as if every step had been applied at once, wherever it
-is stored and however often it is read in between. SGD has a closed form for several missed steps, but its result would
-depend on how often the row is read. Evaluations and checkpoints need no pass over all rows: reading a row applies the
-steps that it missed, and rows at home may lag behind. The work is proportional to the number of missed steps, and in
-total at most the work of a dense optimizer.
+If a step changes all rows (`RowOptimizerConfig.rows` is ``all``), rows that its batch lacks are
+changed lazily. Every row stores how many steps it has taken (its *clock*). When a row is read, the
+steps that it missed are applied one by one, each with that step's parameters. So a row has the same
+bits as if every step had been applied at once, wherever it is stored and however often it is read
+in between. SGD has a closed form for several missed steps, but its result would depend on how often
+the row is read. Evaluations and checkpoints need no pass over all rows: reading a row applies the
+steps that it missed, and rows at home may lag behind. The work is proportional to the number of
+missed steps, and in total at most the work of a dense optimizer.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ if TYPE_CHECKING:  # recipes are read without torch and Numba
     from stratarec.kernels.update import Missed, RowUpdate
 
 
-RowOptimizerKind: TypeAlias = Annotated[str, OneOf(lambda: {name: kind.about for name, kind in ROW_OPTIMIZERS.items()})]
+RowOptimizerKind: TypeAlias = Annotated[
+    str, OneOf(lambda: {name: kind.about for name, kind in ROW_OPTIMIZERS.items()})
+]
 """A key of `ROW_OPTIMIZERS`."""
 
 
@@ -38,7 +42,9 @@ SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
     "cosine": lambda done, power: (1 + math.cos(math.pi * done)) / 2,
     "polynomial": lambda done, power: (1 - done) ** power,
 }
-"""Kind of schedule -> factor after warm-up, from 1 to 0, as a function of the completed share of steps and `power`."""
+"""Kind of schedule -> factor after warm-up, from 1 to 0, as a function of the completed share of
+steps and `power`.
+"""
 ScheduleKind: TypeAlias = Annotated[str, OneOf(lambda: SCHEDULES)]
 
 
@@ -49,7 +55,9 @@ class ScheduleConfig:
     kind: ScheduleKind = "constant"
     """Kind of the decay after warm-up, a key of `SCHEDULES`."""
     warmup_steps: int = 0
-    """Number of warm-up steps, over which the factor rises linearly from ``1 / warmup_steps`` to 1."""
+    """Number of warm-up steps, over which the factor rises linearly from ``1 / warmup_steps`` to
+    1.
+    """
     total_steps: int = 0
     """Step at which the decay ends; 0 means the end of the run."""
     final_factor: float = 0.0
@@ -73,14 +81,17 @@ class ScheduleConfig:
         return not self.total_steps and self.kind != "constant"
 
     def of_run(self, steps: int) -> ScheduleConfig:
-        """Return the schedule with `total_steps` set to `steps`, the length of the run, if it depends on the length."""
+        """Return the schedule with `total_steps` set to `steps`, the length of the run, if it
+        depends on the length.
+        """
         return replace(self, total_steps=steps) if self.follows_run else self
 
     def require_steps(self) -> None:
         """Raise a `ConfigError` if the length of the schedule is not given in steps."""
         if self.follows_run:
             raise ConfigError(
-                "schedule.total_steps is 0, but the length of the run is not known here; set it, or call `of_run`"
+                "schedule.total_steps is 0, but the length of the run is not known here; "
+                "set it, or call `of_run`"
             )
 
     def factor(self, step: int) -> float:
@@ -117,14 +128,17 @@ class RowOptimizerConfig:
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     weight_decay: float = 0.0
-    """Strength lambda of weight decay on rows, for a penalty of lambda / 2 times the sum of squares; 0 means none."""
+    """Strength lambda of weight decay on rows, for a penalty of lambda / 2 times the sum of
+    squares; 0 means none.
+    """
     decay: Literal["l2", "decoupled"] = "l2"
-    """``l2`` adds `weight_decay` times the row to its gradient; ``decoupled`` shrinks the row by the learning rate
-    times `weight_decay`, independent of its gradient (AdamW)."""
+    """``l2`` adds `weight_decay` times the row to its gradient; ``decoupled`` shrinks the row by
+    the learning rate times `weight_decay`, independent of its gradient (AdamW)."""
     rows: Literal["batch", "all"] = "batch"
-    """Rows that a step changes: rows of its ``batch``, or ``all``, as an optimizer of complete tables does. With
-    ``all``, weight decay and Adam's moments also act on rows that a batch lacks; these steps are applied when the row
-    is next read, with the same result. ``all`` takes 4 more bytes per row."""
+    """Rows that a step changes: rows of its ``batch``, or ``all``, as an optimizer of complete
+    tables does. With ``all``, weight decay and Adam's moments also act on rows that a batch lacks;
+    these steps are applied when the row is next read, with the same result. ``all`` takes 4 more
+    bytes per row."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
@@ -134,13 +148,18 @@ class RowOptimizerConfig:
         check_choice(self.rows, "optimizer.rows", ("batch", "all"))
         if self.rows == "all" and not (self.weight_decay or ROW_OPTIMIZERS[self.kind].lingers):
             raise ConfigError(
-                f"optimizer.rows is all, but {self.kind} without optimizer.weight_decay does not change rows that a "
-                "batch lacks: set optimizer.weight_decay, or set optimizer.rows to batch"
+                f"optimizer.rows is all, but {self.kind} without optimizer.weight_decay does not change "
+                "rows that a batch lacks: set optimizer.weight_decay, or set optimizer.rows to batch"
             )
         check_ranges(
-            self, "optimizer.", learning_rate="[0, inf)", eps="(0, inf)", weight_decay="[0, inf)", beta1="[0, 1)",
+            self,
+            "optimizer.",
+            learning_rate="[0, inf)",
+            eps="(0, inf)",
+            weight_decay="[0, inf)",
+            beta1="[0, 1)",
             beta2="[0, 1)",
-        )  # fmt: skip
+        )
 
     @property
     def row_state(self) -> str:
@@ -159,8 +178,14 @@ class RowOptimizerConfig:
 
     @property
     def state_shape(self) -> dict[str, int]:
-        """State in addition to weights: floats per row, floats per weight, and whether rows have clocks."""
-        return {"row_state": bool(self.row_state), "full_state": len(self.full_state), "clock": self.clocked}
+        """State in addition to weights: floats per row, floats per weight, and whether rows have
+        clocks.
+        """
+        return {
+            "row_state": bool(self.row_state),
+            "full_state": len(self.full_state),
+            "clock": self.clocked,
+        }
 
     def rule(self, step: int, earlier: int = 0, factor: float = 1.0, scale: float = 1.0) -> RowUpdate:
         """Return the parameters of the update at `step`, counted from 0.
@@ -204,19 +229,23 @@ class StepClock:
 
     Notes
     -----
-    If steps change all rows, the parameters of past steps take 12 bytes per step in memory. Checkpoints contain only
-    the few changes of the learning rate, from which the parameters are computed again.
+    If steps change all rows, the parameters of past steps take 12 bytes per step in memory.
+    Checkpoints contain only the few changes of the learning rate, from which the parameters are
+    computed again.
     """
 
     def __init__(self, optimizer: RowOptimizerConfig) -> None:
         self.optimizer = optimizer
         self.step = 0
         self.earlier = 0
-        """Steps of earlier runs that initialized these tables: schedules restart at 0, the optimizer state does not."""
+        """Steps of earlier runs that initialized these tables: schedules restart at 0, the
+        optimizer state does not.
+        """
         self.changes: tuple[Change, ...] = ()
         self._paces = np.empty((0, 3), dtype=np.float32)
         self._computed = 0
-        # The last result of `rule_of`, which a step asks for up to four times, and what it depends on.
+        # The last result of `rule_of`, which a step asks for up to four times, and what it depends
+        # on.
         self._last: tuple[tuple[Any, ...], RowUpdate | None] = (), None
 
     @property
@@ -243,7 +272,8 @@ class StepClock:
 
     @property
     def rate_factor(self) -> float:
-        """Factor on the learning rate from the next step on, in addition to the schedule's factor; 1 at first.
+        """Factor on the learning rate from the next step on, in addition to the schedule's factor;
+        1 at first.
 
         Checkpoints contain it, with all earlier factors.
         """
@@ -257,14 +287,22 @@ class StepClock:
             self.changes += ((self.step, factor),)
 
     def load_position(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
-        """Set the step, the number of earlier steps and the changes of the learning rate, as a checkpoint has them."""
-        self.step, self.earlier, self.changes = step, earlier, tuple((first, factor) for first, factor in changes)
-        # A new array is needed: a device has a copy of the old one and would only copy steps that are new.
-        self._paces, self._computed = np.empty((0, 3), dtype=np.float32), 0
+        """Set the step, the number of earlier steps and the changes of the learning rate, as a
+        checkpoint has them.
+        """
+        self.step = step
+        self.earlier = earlier
+        self.changes = tuple((first, factor) for first, factor in changes)
+        # A new array is needed: a device has a copy of the old one and would only copy steps that
+        # are new.
+        self._paces = np.empty((0, 3), dtype=np.float32)
+        self._computed = 0
 
     @property
     def missed(self) -> Missed | None:
-        """The steps that rows may have missed; None if a step changes only the rows of its batch."""
+        """The steps that rows may have missed; None if a step changes only the rows of its
+        batch.
+        """
         if not self.optimizer.clocked:
             return None
         from stratarec.kernels.update import Missed, step_numbers

@@ -1,15 +1,17 @@
 """A batch in one buffer of a device: tensors from the host, and lists for the update of rows.
 
     tensors   labels, dense features, numbers of the step: whatever a step reads in addition to ids
-    packed    of each table group, the slots of all lookups: first those of pooled features, then those of each sequence
-              feature, with room behind them for other batches of the size class; the lookups of each table keep their
-              order
+    packed    of each table group, the slots of all lookups: first those of pooled features, then
+    those of each sequence
+              feature, with room behind them for other batches of the size class; the lookups of
+              each table keep their order
     lists     of each table group, what the device computes from its slots
 
-The host writes tensors and packed parts into one pinned buffer, and starts one copy. The device sorts the slots
-(`DeviceBatch.list_rows`), which depends on ids only, so it happens while earlier batches train. The places of all parts
-follow from a `Layout`, and numbers that change from batch to batch are in memory: so batches of equal layout have equal
-addresses in a buffer, and a CUDA graph can read a copy of the buffer.
+The host writes tensors and packed parts into one pinned buffer, and starts one copy. The device
+sorts the slots (`DeviceBatch.list_rows`), which depends on ids only, so it happens while earlier
+batches train. The places of all parts follow from a `Layout`, and numbers that change from batch to
+batch are in memory: so batches of equal layout have equal addresses in a buffer, and a CUDA graph
+can read a copy of the buffer.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class FeatureLists(NamedTuple):
     pooled : int
         Number of pooled features.
     column, mean : Tensor
-        ``[pooled]`` int64: `column` and `mean` of the layout for the pooled features, on the device.
+        ``[pooled]`` int64: `column` and `mean` of the layout for the pooled features, on the
+        device.
     multiple : int
         Largest of 1, 2 and 4 that divides the width and all columns.
     averaged : bool
@@ -122,7 +125,9 @@ _WORDS = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
 
 class _Parts(NamedTuple):
-    """Parts of a buffer: tensors, then parts of each group by name; words that the host sends, and all words."""
+    """Parts of a buffer: tensors, then parts of each group by name; words that the host sends, and
+    all words.
+    """
 
     tensors: tuple[Part, ...]
     groups: tuple[dict[str, Part], ...]
@@ -165,7 +170,8 @@ def _parts(layout: Layout) -> _Parts:
 
 
 class BatchLists:
-    """Parts of one table group in a buffer, once `bind` has been called. A part that its form does not need is None.
+    """Parts of one table group in a buffer, once `bind` has been called. A part that its form does
+    not need is None.
 
     Parameters
     ----------
@@ -178,22 +184,30 @@ class BatchLists:
     rows: Tensor
     """``[N]`` int32 slots of the lookups."""
     offsets: Tensor | None
-    """``[pooled features * B + 1]`` int32, first lookup of each bag; None if every bag has one id."""
+    """``[pooled features * B + 1]`` int32, first lookup of each bag; None if every bag has one
+    id.
+    """
     share: Tensor | None
     """``[N]`` float32 weights of the lookups."""
     sorted_rows: Tensor
     begins: Tensor
     number: Tensor
-    """``[N]`` int32 of the lookups sorted by slot: slot, whether a segment begins, and number of the segment from 1."""
+    """``[N]`` int32 of the lookups sorted by slot: slot, whether a segment begins, and number of
+    the segment from 1.
+    """
     order: Tensor
     """``[N]`` int64 lookup of each sorted lookup."""
     first: Tensor
     segments: Tensor
     segment_row: Tensor
-    """First sorted lookup of each segment ``[N + 1]``, number of segments ``[1]``, and slot of each segment ``[N]``."""
+    """First sorted lookup of each segment ``[N + 1]``, number of segments ``[1]``, and slot of each
+    segment ``[N]``.
+    """
     at: Tensor
     segment_at: Tensor
-    """``[N]`` int64 position of the gradient of each sorted lookup, and of the first lookup of each segment."""
+    """``[N]`` int64 position of the gradient of each sorted lookup, and of the first lookup of each
+    segment.
+    """
     scale: Tensor | None
     segment_scale: Tensor | None
     """``[N]`` float32 factors of these gradients."""
@@ -207,7 +221,9 @@ class BatchLists:
         self.listed_for = -1
 
     def bind(self, words: Tensor, parts: Mapping[str, Part], place: Place | None) -> None:
-        """Use the `parts` of a buffer ``[n]`` int32 of the device. `place` is its place in a ring, if it has one."""
+        """Use the `parts` of a buffer ``[n]`` int32 of the device. `place` is its place in a ring,
+        if it has one.
+        """
         self._place = place
         for name, (first, size, kind) in parts.items():
             setattr(self, name, words[first : first + size].view(kind) if size else None)
@@ -229,7 +245,8 @@ class DeviceBatch(StagedBags):
     counts : list of int
         Number of lookups of each feature, in the order of `features`.
     begin : list of int
-        First place of each feature's lookups in the lists, in the order of `features`, and the number of all places.
+        First place of each feature's lookups in the lists, in the order of `features`, and the
+        number of all places.
     lists : BatchLists
         Lists that the device computes from the slots.
     """
@@ -246,7 +263,8 @@ class DeviceBatch(StagedBags):
         pooled = sum(counts[: features.pooled])
         weighted = bags.weights is not None
         jagged = bags.offsets is not None or weighted
-        # If every bag has one id, all batches have the same number of lookups, so no room is needed.
+        # If every bag has one id, all batches have the same number of lookups, so no room is
+        # needed.
         room = room_for(pooled) if bags.offsets is not None else max(pooled, 1)
         sequences = tuple(map(sequence_room, counts[features.pooled :]))
         begin = np.cumsum([0, *counts[: features.pooled]])[:-1].tolist()
@@ -271,24 +289,29 @@ class DeviceBatch(StagedBags):
         if not features.pooled:
             arrays[0][: begin[0]] = _BEHIND
         places = np.array(begin[:-1], dtype=np.int64)
-        require_unchanged(list_slots(self.layout, self.bags, features.order, places, features.pooled, arrays))
+        require_unchanged(
+            list_slots(self.layout, self.bags, features.order, places, features.pooled, arrays)
+        )
 
     def _list_bags(self) -> None:
         lists = self.lists
         if lists.bag_of is not None and lists.offsets is not None:
-            # The same operation for all batches of a form; `repeat_interleave` depends on the number of lookups.
-            # `first` is not filled yet and has room for the numbers of the lookups.
+            # The same operation for all batches of a form; `repeat_interleave` depends on the
+            # number of lookups. `first` is not filled yet and has room for the numbers of the
+            # lookups.
             lookups = torch.arange(lists.form.lookups, dtype=torch.int32, out=lists.first[:-1])
             torch.searchsorted(lists.offsets[1:], lookups, right=True, out_int32=True, out=lists.bag_of)
 
     def list_rows(self, stride: int) -> None:
-        """Sort the lookups by slot, and list rows and positions of gradients; samples are `stride` floats apart.
+        """Sort the lookups by slot, and list rows and positions of gradients; samples are `stride`
+        floats apart.
 
         Lists that exist already are not computed again.
         """
         if self.lists.listed_for == stride:
             return
-        # Imported late: buffers of a network on a device do not need Triton, which is an optional dependency.
+        # Imported late: buffers of a network on a device do not need Triton, which is an optional
+        # dependency.
         from stratarec.kernels.update import gpu
 
         self.lists.arrive()
@@ -300,11 +323,30 @@ class DeviceBatch(StagedBags):
         torch.cumsum(lists.begins, 0, dtype=torch.int32, out=lists.number)
         self._list_bags()
         launch(
-            gpu.list_segments, blocks, lists.begins, lists.number, lists.order, lists.sorted_rows, lists.bag_of,
-            lists.offsets, lists.share, features.column, features.mean, lists.first, lists.segments, lists.segment_row,
-            lists.segment_at, lists.segment_scale, lists.at, lists.scale, lists.sizes, max(self.bags.batch, 1), stride,
-            D=self.layout.width, BLOCK=_BLOCK,
-        )  # fmt: skip
+            gpu.list_segments,
+            blocks,
+            lists.begins,
+            lists.number,
+            lists.order,
+            lists.sorted_rows,
+            lists.bag_of,
+            lists.offsets,
+            lists.share,
+            features.column,
+            features.mean,
+            lists.first,
+            lists.segments,
+            lists.segment_row,
+            lists.segment_at,
+            lists.segment_scale,
+            lists.at,
+            lists.scale,
+            lists.sizes,
+            max(self.bags.batch, 1),
+            stride,
+            D=self.layout.width,
+            BLOCK=_BLOCK,
+        )
 
     def unbound(self) -> DeviceBatch:
         """Return the batch with lists that are not bound to a buffer."""
@@ -331,9 +373,15 @@ class BatchBuffer(PackedBatch):
     """
 
     def __init__(
-        self, layout: Layout, words: Tensor, staged: tuple[DeviceBatch, ...] = (), *,
-        host_tensors: Tensors = (), place: Place | None = None, ring: Ring | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        layout: Layout,
+        words: Tensor,
+        staged: tuple[DeviceBatch, ...] = (),
+        *,
+        host_tensors: Tensors = (),
+        place: Place | None = None,
+        ring: Ring | None = None,
+    ) -> None:
         super().__init__(staged)
         self.layout = layout
         self.words = words
@@ -375,7 +423,9 @@ class BatchBuffer(PackedBatch):
         for group, of_group in zip(groups, parts.groups, strict=True):
             group.write(words, of_group)
         place.send(parts.sent)
-        return cls(layout, place.device[: parts.total], groups, host_tensors=tensors, place=place, ring=ring)
+        return cls(
+            layout, place.device[: parts.total], groups, host_tensors=tensors, place=place, ring=ring
+        )
 
     def without_groups(self) -> BatchBuffer:
         """Return the same tensors, in a buffer that ends behind them and belongs to no ring."""
@@ -384,7 +434,9 @@ class BatchBuffer(PackedBatch):
 
     def copied(self) -> BatchBuffer:
         """Return the batch in memory that belongs to no ring."""
-        return BatchBuffer(self.layout, self.words.clone(), tuple(group.unbound() for group in self._groups))
+        return BatchBuffer(
+            self.layout, self.words.clone(), tuple(group.unbound() for group in self._groups)
+        )
 
     def take(self, other: BatchBuffer) -> None:
         """Copy the words of a batch of equal layout."""

@@ -1,8 +1,8 @@
 """Staging of batches on a separate thread while earlier batches train.
 
-The thread stops at *barriers*, which are known in advance: evaluations, checkpoints every N steps, and the end of the
-run. `drain` is for stops that are not known in advance. In both cases the set of staged batches does not depend on
-the speed of threads.
+The thread stops at *barriers*, which are known in advance: evaluations, checkpoints every N steps,
+and the end of the run. `drain` is for stops that are not known in advance. In both cases the set of
+staged batches does not depend on the speed of threads.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 
 Item = TypeVar("Item")
-# Kernels of the thread use one core, because the training step uses the other cores meanwhile. If a device trains, the
-# other cores are idle: 8 threads instead of 1 took a step with int8 homes from 18.5 to 13.1 ms (one H200).
+# Kernels of the thread use one core, because the training step uses the other cores meanwhile. If a
+# device trains, the other cores are idle: 8 threads instead of 1 took a step with int8 homes from
+# 18.5 to 13.1 ms (one H200).
 _DEVICE_THREADS = 8
 
 
 class Prefetcher(Generic[Item]):
-    """Iterates over pairs ``(item, handle)`` for the items of `source`, with up to `depth` items staged ahead.
+    """Iterates over pairs ``(item, handle)`` for the items of `source`, with up to `depth` items
+    staged ahead.
 
     Parameters
     ----------
@@ -36,22 +38,23 @@ class Prefetcher(Generic[Item]):
     source : iterator
         Read on the thread, so that loading overlaps with training too.
     features : callable
-        Returns the features of an item. Its second argument is a function that returns true if the thread must end; a
-        wait must then raise `WaitAbandoned`.
+        Returns the features of an item. Its second argument is a function that returns true if the
+        thread must end; a wait must then raise `WaitAbandoned`.
     depth : int
         Number of items. With 0 there is no thread: an item is staged when it is requested.
     pause_after : callable
-        Whether the thread pauses after item i, until item i + 1 is requested: an evaluation or a checkpoint comes
-        between them, and its state must not depend on `depth`.
+        Whether the thread pauses after item i, until item i + 1 is requested: an evaluation or a
+        checkpoint comes between them, and its state must not depend on `depth`.
     tensors : callable or None
-        Returns the tensors of an item that `Engine.stage` takes, if rows are on a device. It is called once for each
-        item, in their order.
+        Returns the tensors of an item that `Engine.stage` takes, if rows are on a device. It is
+        called once for each item, in their order.
 
     Notes
     -----
-    Use it as a context manager: leaving it ends the thread and releases every batch that was not looked up. An error of
-    the source or of a batch is raised when the item is requested. The thread that requests items also trains them: a
-    request that can only be served after the backward pass of an earlier item is an error.
+    Use it as a context manager: leaving it ends the thread and releases every batch that was not
+    looked up. An error of the source or of a batch is raised when the item is requested. The thread
+    that requests items also trains them: a request that can only be served after the backward pass
+    of an earlier item is an error.
     """
 
     def __init__(
@@ -74,7 +77,8 @@ class Prefetcher(Generic[Item]):
         self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
         self._handed_out: weakref.WeakSet[Handle] = weakref.WeakSet()
-        # Number of items that were handed out, number that are or are being staged, and maximum of the latter.
+        # Number of items that were handed out, number that are or are being staged, and maximum of
+        # the latter.
         self._returned = self._started = 0
         self._limit: int | None = None
         self._ended = self._stopped = False
@@ -107,7 +111,8 @@ class Prefetcher(Generic[Item]):
     def drain(self) -> None:
         """Stage only the next `depth` items, until the item after them is requested.
 
-        They are counted from the last item handed out, so they do not depend on the speed of the thread.
+        They are counted from the last item handed out, so they do not depend on the speed of the
+        thread.
         """
         with self._changed:
             if self._limit is None:
@@ -115,9 +120,13 @@ class Prefetcher(Generic[Item]):
 
     @property
     def drained(self) -> bool:
-        """Whether no item after the last returned one is staged, or will be before the next request."""
+        """Whether no item after the last returned one is staged, or will be before the next
+        request.
+        """
         with self._changed:
-            return not self._ready and (self._thread is None or self._ended or self._returned == self._limit)
+            return not self._ready and (
+                self._thread is None or self._ended or self._returned == self._limit
+            )
 
     def __iter__(self) -> Prefetcher[Item]:
         return self
@@ -129,7 +138,9 @@ class Prefetcher(Generic[Item]):
             if self._returned == self._limit:
                 self._limit = None
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ready or self._ended or self._in_flight.blocked() is not None)
+            self._changed.wait_for(
+                lambda: self._ready or self._ended or self._in_flight.blocked() is not None
+            )
             if self._ready:
                 pair = self._ready.popleft()
                 self._returned += 1
@@ -138,8 +149,8 @@ class Prefetcher(Generic[Item]):
             blocked = None if self._ended else self._in_flight.blocked()
         if blocked is not None:
             raise TrainingError(
-                f"the next batch waits for the backward pass of batch {blocked}, which was returned before: train it, "
-                "or call its release(), before requesting another"
+                f"the next batch waits for the backward pass of batch {blocked}, which was returned "
+                "before: train it, or call its release(), before requesting another"
             )
         if self._error is not None:
             raise self._error
@@ -179,7 +190,9 @@ class Prefetcher(Generic[Item]):
                 self._changed.notify_all()
 
     def _may_stage(self, *, last: bool) -> bool:
-        """Wait until another item may be staged; False if the thread must end. A pause follows a `last` item."""
+        """Wait until another item may be staged; False if the thread must end. A pause follows a
+        `last` item.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._has_room())
             if self._stopped:

@@ -1,11 +1,11 @@
 """Buffers of batches on a device, and the order of the streams that use them.
 
-    upload    copies the packed words of batch n + 2
-    moves     sorts the lookups of batch n + 1, encodes the rows that it evicts, decodes the rows that it fetches
-    compute   trains batch n; the stream on which the training thread computes
+    upload    copies the packed words of batch n + 2 moves     sorts the lookups of batch n + 1,
+    encodes the rows that it evicts, decodes the rows that it fetches compute   trains batch n; the
+    stream on which the training thread computes
 
-A batch may evict a slot only if the last batch that used the slot is before its horizon. So moves wait for the steps of
-these batches, and not for the steps that are queued after them.
+A batch may evict a slot only if the last batch that used the slot is before its horizon. So moves
+wait for the steps of these batches, and not for the steps that are queued after them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from stratarec.kernels.runtime.accelerator import Driver
 
 
 class StepOrder:
-    """Order of steps and moves in host memory, where each operation has ended when the next one begins."""
+    """Order of steps and moves in host memory, where each operation has ended when the next one
+    begins.
+    """
 
     streams: tuple[Any, ...] = ()
     """Streams that read and write the buffers of batches, except the upload stream."""
@@ -43,7 +45,9 @@ class StepOrder:
         return nullcontext()
 
     def rarely(self) -> AbstractContextManager[None]:
-        """Return a context in which other operations on slots are queued: after all moves, and before later ones."""
+        """Return a context in which other operations on slots are queued: after all moves, and
+        before later ones.
+        """
         return nullcontext()
 
     def join(self) -> None:
@@ -124,7 +128,8 @@ class Place:
         self.host = driver.pinned(4 * sizes[0]).view(torch.int32)
         with driver.on(upload):
             self.device = torch.empty(sizes[1], dtype=torch.int32, device=driver.device)
-        # For buffers that are dropped and not given back: their memory is not reused before the streams are done.
+        # For buffers that are dropped and not given back: their memory is not reused before the
+        # streams are done.
         for stream in users:
             driver.keep(self.device, stream)
         self.arrived: Any = None
@@ -153,7 +158,8 @@ class Place:
 
 
 def room_for(count: int) -> int:
-    """Return the size class of `count`: the next of 1, 1.25, 1.5 and 1.75 times a power of two, at least 64.
+    """Return the size class of `count`: the next of 1, 1.25, 1.5 and 1.75 times a power of two, at
+    least 64.
 
     Batches of a class have lists of one size, so one CUDA graph serves all of them.
     """
@@ -164,12 +170,15 @@ def room_for(count: int) -> int:
 
 
 def sequence_room(count: int) -> int:
-    """Return the number of rows of a sequence feature with `count` lookups on a device: the last row is zeros."""
+    """Return the number of rows of a sequence feature with `count` lookups on a device: the last
+    row is zeros.
+    """
     return room_for(count + 1)
 
 
 class Ring:
-    """Reuses the places of batches. It grows to the largest number of batches that are in flight at once.
+    """Reuses the places of batches. It grows to the largest number of batches that are in flight at
+    once.
 
     Parameters
     ----------

@@ -26,14 +26,17 @@ class TableTier:
     """The home of one table's rows, and the float32 cache in level 0."""
 
     home: HomeKind = "dram"
-    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an SSD store, which appends records to files on a
-    block device, ``hbm`` an array in the memory of the GPU that trains the rows; `HOMES` may have more."""
+    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an SSD store, which appends
+    records to files on a block device, ``hbm`` an array in the memory of the GPU that trains the
+    rows; `HOMES` may have more."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     """Encoding of rows in the home."""
     cache_rows: int
     """Slots of level 0 for this table, including the overflow area."""
     hot_rows: int = 0
-    """Number of hot rows: the first rows of the table, which have permanent slots in addition to the cache."""
+    """Number of hot rows: the first rows of the table, which have permanent slots in addition to
+    the cache.
+    """
     dram_rows: int = 0
     """Number of first rows whose records are in DRAM although the table's home is a ``log``."""
 
@@ -43,10 +46,14 @@ class TableTier:
 
 @dataclass(frozen=True, kw_only=True)
 class TierConfig:
-    """Device of level 0, and the tables outside of it; all other tables are in level 0, in float32."""
+    """Device of level 0, and the tables outside of it; all other tables are in level 0, in
+    float32.
+    """
 
     device: str = "cpu"
-    """Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``, on which the network is then too."""
+    """Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``, on which the
+    network is then too.
+    """
     tables: Mapping[str, TableTier] = field(default_factory=dict)
     """Table name -> home and cache."""
     policy: CachePolicy = "lru"
@@ -68,12 +75,14 @@ class TierConfig:
             check_choice(tier.home, f"table {name!r}: home", HOMES)
             if (field_name := HOMES[tier.home].path) and getattr(self, field_name) is None:
                 raise ConfigError(
-                    f"table {name!r} has home {tier.home!r}, but {field_name} is not set; set it to a directory"
+                    f"table {name!r} has home {tier.home!r}, but {field_name} is not "
+                    "set; set it to a directory"
                 )
 
 
 def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
-    """Return the numbers of sets and overflow sets of a cache of at most `cache_rows` slots; at least one of each.
+    """Return the numbers of sets and overflow sets of a cache of at most `cache_rows` slots; at
+    least one of each.
 
     `ways` is the number of slots of a set.
     """
@@ -84,7 +93,8 @@ def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
 
 @cache
 def slots_for_batch(rows: int, ways: int) -> int:
-    """Return the fewest slots that fit a batch of `rows` distinct rows with a probability of at least 1 - 1e-9.
+    """Return the fewest slots that fit a batch of `rows` distinct rows with a probability of at
+    least 1 - 1e-9.
 
     `ways` is the number of slots of a set.
     """
@@ -101,10 +111,11 @@ def slots_for_batch(rows: int, ways: int) -> int:
 
 
 def _overflow_chance(rows: int, sets: int, overflow_sets: int, ways: int) -> float:
-    """Return an upper bound on the probability that `rows` distinct rows do not fit into their sets and the overflow
-    sets; rows are assigned to sets by hash.
+    """Return an upper bound on the probability that `rows` distinct rows do not fit into their sets
+    and the overflow sets; rows are assigned to sets by hash.
 
-    Chernoff's bound: the numbers of rows in different sets are negatively associated and binomially distributed.
+    Chernoff's bound: the numbers of rows in different sets are negatively associated and binomially
+    distributed.
     """
     room = overflow_sets * ways
     if rows <= ways + room:

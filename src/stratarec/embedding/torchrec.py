@@ -1,4 +1,6 @@
-"""Conversion of table configurations and keyed jagged tensors from TorchRec, which is imported when needed."""
+"""Conversion of table configurations and keyed jagged tensors from TorchRec, which is imported when
+needed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def _torchrec() -> Any:
 def from_torchrec(value: Any) -> Any:
     """Convert a TorchRec `EmbeddingBagConfig`, `EmbeddingConfig` or `KeyedJaggedTensor`.
 
-    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. Tensors are shared, not copied.
+    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. Tensors are shared,
+    not copied.
     """
     torchrec = _torchrec()
     if isinstance(value, torchrec.KeyedJaggedTensor):
@@ -46,6 +49,6 @@ def from_torchrec(value: Any) -> Any:
             pooling="mean" if pooled and value.pooling == torchrec.PoolingType.MEAN else "sum",
         )
     raise ConfigError(
-        f"cannot convert {type(value).__name__} from torchrec; expected EmbeddingBagConfig, EmbeddingConfig or "
-        "KeyedJaggedTensor"
+        f"cannot convert {type(value).__name__} from torchrec; expected EmbeddingBagConfig, "
+        "EmbeddingConfig or KeyedJaggedTensor"
     )

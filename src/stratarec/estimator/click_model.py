@@ -1,8 +1,9 @@
-"""A click model with the interface of scikit-learn's estimators, trained and scored on frames without files.
+"""A click model with the interface of scikit-learn's estimators, trained and scored on frames
+without files.
 
-`ClickModel.fit` does what the commands do: it writes the frame to a temporary directory, drafts a recipe as `stratarec
-init` does (or uses the given one), prepares, trains, and exports. The fitted model is the export; all other files are
-removed. scikit-learn itself is not needed.
+`ClickModel.fit` does what the commands do: it writes the frame to a temporary directory, drafts a
+recipe as `stratarec init` does (or uses the given one), prepares, trains, and exports. The fitted
+model is the export; all other files are removed. scikit-learn itself is not needed.
 """
 
 from __future__ import annotations
@@ -73,16 +74,17 @@ class _State(Model):
 
 
 class ClickModel:
-    """Classifier for clicks, or any label with two classes, with the interface of scikit-learn's estimators.
+    """Classifier for clicks, or any label with two classes, with the interface of scikit-learn's
+    estimators.
 
     Parameters
     ----------
     recipe : path, mapping or Recipe, optional
-        Recipe to train by; its log and splits are ignored. By default a recipe is drafted from the frame, as
-        ``stratarec init`` does.
+        Recipe to train by; its log and splits are ignored. By default a recipe is drafted from the
+        frame, as ``stratarec init`` does.
     **settings
-        Fields of the recipe that override its values. A name has ``__`` in place of the dot: ``train__epochs=3``,
-        ``model__kind="deepfm"``, ``memory__precision="int8"``.
+        Fields of the recipe that override its values. A name has ``__`` in place of the dot:
+        ``train__epochs=3``, ``model__kind="deepfm"``, ``memory__precision="int8"``.
 
     Attributes
     ----------
@@ -97,9 +99,10 @@ class ClickModel:
 
     Notes
     -----
-    If the recipe has histories (``kind: history``), a frame to score needs the columns of users and times. Each row
-    then gets its user's history from the training log. Instead, the frame may have a column of lists for each history,
-    as for `Scorer`. `evaluate` and `score` also add earlier positive rows of the frame to the histories.
+    If the recipe has histories (``kind: history``), a frame to score needs the columns of users and
+    times. Each row then gets its user's history from the training log. Instead, the frame may have
+    a column of lists for each history, as for `Scorer`. `evaluate` and `score` also add earlier
+    positive rows of the frame to the histories.
 
     Examples
     --------
@@ -115,11 +118,14 @@ class ClickModel:
     _recipe_argument: dict[str, Any] | None = None
     _histories: Histories | None = None
 
-    def __init__(self, recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **settings: Any) -> None:
+    def __init__(
+        self, recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **settings: Any
+    ) -> None:
         self.recipe = recipe
         self._settings = settings
 
-    # The methods that scikit-learn needs to copy a model, search over its settings, or put it into a pipeline.
+    # The methods that scikit-learn needs to copy a model, search over its settings, or put it into
+    # a pipeline.
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the arguments of the constructor.
@@ -132,7 +138,8 @@ class ClickModel:
         return {"recipe": self.recipe, **self._settings}
 
     def set_params(self, **params: Any) -> ClickModel:
-        """Change arguments of the constructor and return the model. Unknown names are refused by `fit`.
+        """Change arguments of the constructor and return the model. Unknown names are refused by
+        `fit`.
 
         Examples
         --------
@@ -164,23 +171,32 @@ class ClickModel:
         return f"ClickModel({', '.join(f'{name}={value!r}' for name, value in params.items())})"
 
     def fit(
-        self, frame: Any, y: Any = None, *, label: str | None = None, valid: Any = None, sample_weight: Any = None
+        self,
+        frame: Any,
+        y: Any = None,
+        *,
+        label: str | None = None,
+        valid: Any = None,
+        sample_weight: Any = None,
     ) -> ClickModel:
         """Train on a frame, and return the model.
 
         Parameters
         ----------
         frame : DataFrame, mapping of columns, 2-d array, or path
-            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series, with raw values.
-            For logs larger than memory, pass a path or a list of paths; logs are read in parts.
+            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or
+            series, with raw values. For logs larger than memory, pass a path or a list of paths;
+            logs are read in parts.
         y : array, optional
             ``[N]`` labels with two distinct values, if the label is not a column of `frame`.
         label : str, optional
-            Column of `frame` with the label. If neither `y` nor `label` is given, the column is guessed as by ``init``.
+            Column of `frame` with the label. If neither `y` nor `label` is given, the column is
+            guessed as by ``init``.
         valid : as `frame`, or (frame, y), optional
-            Validation samples, which decide when training stops. By default a tenth of `frame`: the last in time if it
-            has times, else random rows of each class. The model is then trained on them, too; it is not trained on
-            samples that are passed here, unless ``train__refit`` is true.
+            Validation samples, which decide when training stops. By default a tenth of `frame`: the
+            last in time if it has times, else random rows of each class. The model is then trained
+            on them, too; it is not trained on samples that are passed here, unless ``train__refit``
+            is true.
         sample_weight : array, optional
             ``[N]`` weights, at least 0, of the loss of each sample.
 
@@ -201,7 +217,9 @@ class ClickModel:
             chosen = None
             if valid is not None:
                 features, labels = valid if isinstance(valid, tuple) else (valid, None)
-                chosen = FitArguments(features, labels, log.label, None).write(folder / "valid.parquet", like=log)
+                chosen = FitArguments(features, labels, log.label, None).write(
+                    folder / "valid.parquet", like=log
+                )
             self._fit(folder, log, chosen)
         return self
 
@@ -219,7 +237,9 @@ class ClickModel:
         dataset = prepare(config)
         defaults = choose_defaults(recipe, leaves(content), dataset)
         # Rows that the caller names for validation are not trained, and a small frame has none.
-        if "train.refit" not in settings and (valid is not None or not any(map(dataset.samples, SPLITS[1:]))):
+        if "train.refit" not in settings and (
+            valid is not None or not any(map(dataset.samples, SPLITS[1:]))
+        ):
             defaults["train.refit"] = False
         recipe = recipe.with_fields(defaults)
         result = Trainer(recipe, dataset).train()
@@ -238,19 +258,26 @@ class ClickModel:
             content = content_of(log.paths, log.label)
             schema = content["data"]["source"]["schema"]
             for part in ("dense", "sparse"):
-                schema[part] = [feature for feature in schema.get(part, ()) if feature["name"] != log.weight]
+                schema[part] = [
+                    feature for feature in schema.get(part, ()) if feature["name"] != log.weight
+                ]
             if log.is_frame and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
-                # Without times, validation rows are drawn at random from all users, not only from new users.
+                # Without times, validation rows are drawn at random from all users, not only from
+                # new users.
                 user = schema.pop("user")
-                if not content["data"]["split"].pop("of", ""):  # the draft has no feature of users that return
+                # the draft has no feature of users that return
+                if not content["data"]["split"].pop("of", ""):
                     schema["sparse"].append({"name": user})
         else:
             content = copy.deepcopy(self._recipe_argument)
             source = content.get("data", {}).get("source", {})
             if not isinstance(source.get("schema"), Mapping):
-                raise ConfigError("the recipe has no data.source.schema; add one that names the label and the features")
+                raise ConfigError(
+                    "the recipe has no data.source.schema; add one that names the label and the features"
+                )
             schema = dict(source["schema"])
-            if log.label and log.label != label_column(schema):  # passed as y, or another column than the recipe's
+            # passed as y, or another column than the recipe's
+            if log.label and log.label != label_column(schema):
                 schema.pop("labels", None)
                 schema["label"] = log.label
             source = {"kind": "parquet"} if log.is_frame else source
@@ -260,35 +287,42 @@ class ClickModel:
         return content
 
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
-        """Copy the export in `folder` to a directory that is deleted together with the model, and open it."""
+        """Copy the export in `folder` to a directory that is deleted together with the model, and
+        open it.
+        """
         scratch = temporary_directory()
-        # The directory is deleted with the scorer, whose tables are mapped from its files. Copies of a model share the
-        # scorer and the directory.
+        # The directory is deleted with the scorer, whose tables are mapped from its files. Copies
+        # of a model share the scorer and the directory.
         try:
             shutil.copytree(folder, scratch.path / _EXPORT)
-            self._scorer, self._export = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
+            self._scorer = Scorer.open(scratch.path / _EXPORT)
+            self._export = scratch.path / _EXPORT
         except BaseException:
             scratch.close()
             raise
         weakref.finalize(self._scorer, scratch.close)
-        self.recipe_, self.result_ = recipe, result
+        self.recipe_ = recipe
+        self.result_ = result
 
     def _name(self, columns: tuple[str, ...]) -> None:
-        self.feature_names_in_, self.n_features_in_ = np.array(columns, dtype=object), len(columns)
+        self.feature_names_in_ = np.array(columns, dtype=object)
+        self.n_features_in_ = len(columns)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """Return ``[N, 2]`` probabilities of `classes_`. ``stratarec predict`` and `Scorer` give the same
-        probabilities.
+        """Return ``[N, 2]`` probabilities of `classes_`. ``stratarec predict`` and `Scorer` give
+        the same probabilities.
 
         Parameters
         ----------
         frame : DataFrame, mapping of columns, 2-d array, or path
-            As for `fit`. Files are read whole, with the source settings of the recipe; labels are not needed.
+            As for `fit`. Files are read whole, with the source settings of the recipe; labels are
+            not needed.
 
         Raises
         ------
         DataError
-            If a column is missing or a value does not fit the type of its column. The message names the column.
+            If a column is missing or a value does not fit the type of its column. The message names
+            the column.
 
         Examples
         --------
@@ -304,12 +338,17 @@ class ClickModel:
         columns = read_rows(frame, lambda: Recipe.from_dict(self.recipe_).data.source)
         if len(columns) != self.n_features_in_ and is_array(frame):
             raise DataError(
-                f"X has {len(columns)} features, but ClickModel is expecting {self.n_features_in_} features as input"
+                f"X has {len(columns)} features, but ClickModel is expecting "
+                f"{self.n_features_in_} features as input"
             )
         return columns
 
-    def _probabilities(self, columns: Mapping[str, pl.Series], truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Score rows. `truth` flags positive rows, which are then part of the histories of later rows."""
+    def _probabilities(
+        self, columns: Mapping[str, pl.Series], truth: NDArray[np.bool_] | None
+    ) -> NDArray[np.float64]:
+        """Score rows. `truth` flags positive rows, which are then part of the histories of later
+        rows.
+        """
         histories = {} if self._histories is None else self._histories.columns(columns, truth)
         positive = self._scorer.score({**columns, **histories}).astype(np.float64)
         return np.stack([1 - positive, positive], axis=1)
@@ -327,7 +366,8 @@ class ClickModel:
         return classes
 
     def score(self, frame: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy, as scikit-learn's classifiers do; for AUC and other metrics see `evaluate`.
+        """Return the accuracy, as scikit-learn's classifiers do; for AUC and other metrics see
+        `evaluate`.
 
         Labels are `y`, or the label column of `frame`.
 
@@ -343,7 +383,8 @@ class ClickModel:
         return float(np.average(truth == likely, weights=weight))
 
     def evaluate(self, frame: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """Return the metrics of ``stratarec evaluate``: AUC, log loss, normalized entropy, calibration, and more.
+        """Return the metrics of ``stratarec evaluate``: AUC, log loss, normalized entropy,
+        calibration, and more.
 
         Labels are `y`, or the label column of `frame`.
 
@@ -356,7 +397,9 @@ class ClickModel:
         columns, weight = self._read(frame), None if sample_weight is None else read_weights(sample_weight)
         truth = self._truth(columns, y)
         positive = np.clip(self._probabilities(columns, truth)[:, 1], 1e-12, 1 - 1e-12)
-        return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
+        return evaluate_logits(
+            truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight
+        ).to_dict()
 
     def _truth(self, columns: Mapping[str, pl.Series], y: Any) -> NDArray[np.bool_]:
         """Return ``[N]`` flags: whether the label of a row is the second, positive class."""
@@ -364,7 +407,9 @@ class ClickModel:
             name = self._scorer.labels[0]
             labels = columns.get(name)
             if labels is None:
-                raise DataError(f"the frame has no column {name!r}, which is the label; pass the labels as y")
+                raise DataError(
+                    f"the frame has no column {name!r}, which is the label; pass the labels as y"
+                )
         else:
             labels = read_labels(y)
         is_text = labels.dtype == pl.String
@@ -391,8 +436,8 @@ class ClickModel:
     def save(self, path: str | Path) -> Path:
         """Write the model to a new directory, completely or not at all, and return the directory.
 
-        The directory contains only data and no code: an export, as ``stratarec export`` writes it, and the parameters
-        of this estimator.
+        The directory contains only data and no code: an export, as ``stratarec export`` writes it,
+        and the parameters of this estimator.
 
         Raises
         ------
@@ -452,11 +497,15 @@ class ClickModel:
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, for copies and worker processes. It includes the bytes of the export's files."""
+        """Return the state to pickle, for copies and worker processes. It includes the bytes of the
+        export's files.
+        """
         state = {name: value for name, value in vars(self).items() if name not in ("_scorer", "_export")}
         if hasattr(self, "_export"):
             files = (path for path in sorted(self._export.rglob("*")) if path.is_file())
-            state["_files"] = {path.relative_to(self._export).as_posix(): path.read_bytes() for path in files}
+            state["_files"] = {
+                path.relative_to(self._export).as_posix(): path.read_bytes() for path in files
+            }
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -485,7 +534,8 @@ def _plain(recipe: Any) -> dict[str, Any]:
 
 
 class Histories:
-    """The last positive rows of each user in a training log, which form the histories of later rows.
+    """The last positive rows of each user in a training log, which form the histories of later
+    rows.
 
     Parameters
     ----------
@@ -496,7 +546,8 @@ class Histories:
     """
 
     def __init__(self, events: pl.DataFrame, schema: Schema) -> None:
-        self._events, self._schema = events, schema
+        self._events = events
+        self._schema = schema
 
     def columns(
         self, columns: Mapping[str, pl.Series], positive: NDArray[np.bool_] | None = None
@@ -508,7 +559,8 @@ class Histories:
         columns : mapping of str to Series
             The columns of the frame.
         positive : array, optional
-            ``[N]`` flags of the positive rows of the frame, which are added to the histories of later rows.
+            ``[N]`` flags of the positive rows of the frame, which are added to the histories of
+            later rows.
         """
         schema = self._schema
         if any(feature.name in columns for feature in schema.histories):
@@ -518,8 +570,8 @@ class Histories:
         for name in names:
             if name not in columns:
                 raise DataError(
-                    f"{FRAME}: no column {name!r}, from which histories are built; add it, or a column of lists for "
-                    f"each of {', '.join(feature.name for feature in schema.histories)}"
+                    f"{FRAME}: no column {name!r}, from which histories are built; add it, or a column of "
+                    f"lists for each of {', '.join(feature.name for feature in schema.histories)}"
                 )
         raw = pl.DataFrame([columns[name].alias(name) for name in dict.fromkeys(names)])
         sparse = tuple(feature for feature in schema.sparse if feature.name in needed)
@@ -537,7 +589,9 @@ class Histories:
 
     @classmethod
     def read(cls, folder: Path, expected: str, recipe: Mapping[str, Any]) -> Histories:
-        """Read what `write` wrote. Raises `ExportError` if its hash is not `expected` or it is damaged."""
+        """Read what `write` wrote. Raises `ExportError` if its hash is not `expected` or it is
+        damaged.
+        """
         path, schema = folder / _EVENTS, getattr(Recipe.from_dict(recipe).data.source, "schema", None)
         try:
             if schema is None or file_hash(path) != expected:

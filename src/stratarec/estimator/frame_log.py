@@ -1,4 +1,6 @@
-"""Write the arguments of `ClickModel.fit` (features, labels of two classes, weights) to files for `prepare`."""
+"""Write the arguments of `ClickModel.fit` (features, labels of two classes, weights) to files for
+`prepare`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.io.scratch import temporary_directory
 from stratarec.training.raw_logs import open_view
 
-# Share of rows that become validation samples if none are given, and the minimum rows of a class for such a split.
+# Share of rows that become validation samples if none are given, and the minimum rows of a class
+# for such a split.
 _VALID, _FEW = 0.1, 20
 
 
@@ -52,13 +55,17 @@ class FitArguments:
     weight: Any
 
     def write(self, path: Path, like: FrameLog | None = None) -> FrameLog:
-        """Write the frame as Parquet to `path`. If `like` is given, the labels must have its classes."""
+        """Write the frame as Parquet to `path`. If `like` is given, the labels must have its
+        classes.
+        """
         if paths := _paths(self.frame):
             return self._of_files(paths, like)
         columns = read_columns(self.frame)
         if not columns:
             rows = len(self.frame) if hasattr(self.frame, "__len__") else 0
-            raise DataError(f"the frame has 0 feature(s) (shape=({rows}, 0)) while a minimum of 1 is required.")
+            raise DataError(
+                f"the frame has 0 feature(s) (shape=({rows}, 0)) while a minimum of 1 is required."
+            )
         if self.y is None and not self.label and is_array(self.frame):
             raise DataError("ClickModel requires y to be passed, but the target y is None")
         label, names, classes = self.label, tuple(columns), None
@@ -66,7 +73,9 @@ class FitArguments:
             label = (like.label if like else "") or _unused("label", columns)
             columns[label] = read_labels(self.y)
         elif label and label not in columns:
-            raise DataError(f"label is {label!r}, which is not a column; the frame has {', '.join(names[:20])}")
+            raise DataError(
+                f"label is {label!r}, which is not a column; the frame has {', '.join(names[:20])}"
+            )
         if label:
             names = tuple(name for name in names if name != label)
             classes = like.classes if like else _classes(columns[label], named=self.y is None)
@@ -83,23 +92,31 @@ class FitArguments:
             if not len(heavy):
                 raise DataError("every sample_weight is zero (0); at least one must be above 0")
             if heavy.n_unique() < 2:
-                raise DataError("the rows whose sample_weight is above 0 are of one class, expected two classes")
+                raise DataError(
+                    "the rows whose sample_weight is above 0 are of one class, expected two classes"
+                )
         pl.DataFrame([column.alias(name) for name, column in columns.items()]).write_parquet(path)
         return FrameLog(paths=(str(path),), label=label, classes=classes, weight=weight, columns=names)
 
     def _of_files(self, paths: tuple[str, ...], like: FrameLog | None) -> FrameLog:
         if self.y is not None or self.weight is not None:
-            raise ConfigError("labels and weights of a log in files are columns: pass label, not y or sample_weight")
+            raise ConfigError(
+                "labels and weights of a log in files are columns: pass label, not y or sample_weight"
+            )
         if like is not None and like.is_frame:
-            raise ConfigError("valid is a path, but the frame is not: give both as files, or both as frames")
+            raise ConfigError(
+                "valid is a path, but the frame is not: give both as files, or both as frames"
+            )
         return FrameLog(paths=paths, label=self.label, is_frame=False)
 
 
 def read_rows(frame: Any, source_config: Callable[[], SourceConfig]) -> dict[str, pl.Series]:
-    """Return the columns of a frame, or of a path or paths as `fit` takes them, which are read by the recipe's source.
+    """Return the columns of a frame, or of a path or paths as `fit` takes them, which are read by
+    the recipe's source.
 
-    Files have the values of the log; all rows are checked, so that a wrong one is named with its file and line.
-    `source_config` is called only for files, because reading a recipe takes longer than scoring a row.
+    Files have the values of the log; all rows are checked, so that a wrong one is named with its
+    file and line. `source_config` is called only for files, because reading a recipe takes longer
+    than scoring a row.
     """
     paths = _paths(frame)
     if not paths:
@@ -110,14 +127,26 @@ def read_rows(frame: Any, source_config: Callable[[], SourceConfig]) -> dict[str
     keys = (*schema.label_columns, *filter(None, (schema.user, schema.time)))
     passed = tuple(name for name in dict.fromkeys((*schema.scored_columns, *keys)) if name in names)
     sparse = [
-        f.as_column() if f.kind == "history" else f for f in schema.sparse if f.kind != "history" or f.name in passed
+        f.as_column() if f.kind == "history" else f
+        for f in schema.sparse
+        if f.kind != "history" or f.name in passed
     ]
     # Labels are returned as they are: those of a frame's model may be other words than 0 and 1.
     label = _unused("label", dict.fromkeys(names))
     features = replace(
-        schema, label=label, labels=(), sparse=tuple(sparse), time=schema.scored_time, session="", user="", weight=""
+        schema,
+        label=label,
+        labels=(),
+        sparse=tuple(sparse),
+        time=schema.scored_time,
+        session="",
+        user="",
+        weight="",
     )
-    source, frames = open_view(config, None, paths, View(schema=features, label=False, pass_through=passed)), []
+    source, frames = (
+        open_view(config, None, paths, View(schema=features, label=False, pass_through=passed)),
+        [],
+    )
     lists = [feature.name for feature in sparse if feature.traits.lists and not feature.weights]
     with temporary_directory() as workspace:
         for chunk in source.chunks(workspace):
@@ -139,7 +168,9 @@ def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
 
 
 def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
-    """Set the splits in `data`, a recipe's data section. Validation rows are `valid`, or else a part of the frame."""
+    """Set the splits in `data`, a recipe's data section. Validation rows are `valid`, or else a
+    part of the frame.
+    """
     by_time = data.get("split", {}).get("by") == "time"
     if valid is not None:
         files = (list(log.paths), list(valid.paths))
@@ -155,12 +186,15 @@ def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> No
     data["split"] = {"by": "file", "valid": files[1], "test": []} if files[1] else {"valid": 0, "test": 0}
 
 
-def _split_frame(log: FrameLog, schema: Mapping[str, Any], *, by_time: bool) -> tuple[list[str], list[str]] | None:
+def _split_frame(
+    log: FrameLog, schema: Mapping[str, Any], *, by_time: bool
+) -> tuple[list[str], list[str]] | None:
     """Split the file of a frame, and return the files for training and for validation.
 
-    A random tenth of each class is for validation; nothing if a class is small. If the frame has copies of rows, such
-    as oversampled positives, it is a random tenth of the distinct rows, so that no row is on both sides. None if the
-    split is by time, and the last tenth has no copies of earlier rows.
+    A random tenth of each class is for validation; nothing if a class is small. If the frame has
+    copies of rows, such as oversampled positives, it is a random tenth of the distinct rows, so
+    that no row is on both sides. None if the split is by time, and the last tenth has no copies of
+    earlier rows.
     """
     path = Path(log.paths[0])
     frame = pl.read_parquet(path)
@@ -189,7 +223,8 @@ def _split_frame(log: FrameLog, schema: Mapping[str, Any], *, by_time: bool) -> 
 def _distinct_rows(
     frame: pl.DataFrame, schema: Mapping[str, Any], chosen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], bool]:
-    """Return ``[N]`` numbers of the distinct combinations of features, and whether `chosen` rows are copies of others.
+    """Return ``[N]`` numbers of the distinct combinations of features, and whether `chosen` rows
+    are copies of others.
 
     Combinations that are equal by chance are no copies; see `repeated_shares`.
     """
@@ -238,7 +273,9 @@ def read_labels(y: Any) -> pl.Series:
 
 
 def read_weights(weights: Any) -> NDArray[np.float64]:
-    """Return ``[N]`` weights of samples; `DataError` names the first row whose weight is negative or not finite."""
+    """Return ``[N]`` weights of samples; `DataError` names the first row whose weight is negative
+    or not finite.
+    """
     name, bad = "sample_weight", BadRows(None)
     with naming_column(name, name):
         column = read_column(name, weights)
@@ -248,10 +285,14 @@ def read_weights(weights: Any) -> NDArray[np.float64]:
 
 
 def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:
-    """Return the two values of a label, sorted. None for a column with more values, for which ``init`` finds a rule."""
+    """Return the two values of a label, sorted. None for a column with more values, for which
+    ``init`` finds a rule.
+    """
     missing = labels.is_null()
     if missing.any():
-        raise DataError(f"the label of row {int(missing.arg_max() or 0) + 1} is missing, expected one of two classes")
+        raise DataError(
+            f"the label of row {int(missing.arg_max() or 0) + 1} is missing, expected one of two classes"
+        )
     classes = labels.unique().sort().to_list()
     if len(classes) == 2:
         return np.array(classes)
@@ -261,7 +302,8 @@ def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:
         return None
     raise DataError(
         f"Only binary classification is supported. The labels have {len(classes)} classes: "
-        f"{', '.join(map(repr, classes[:6]))}" + ("; Unknown label type: continuous" if labels.dtype.is_float() else "")
+        f"{', '.join(map(repr, classes[:6]))}"
+        + ("; Unknown label type: continuous" if labels.dtype.is_float() else "")
     )
 
 
@@ -271,6 +313,8 @@ def encode_labels(labels: pl.Series, classes: NDArray[Any]) -> pl.Series:
     other = ~labels.is_in(values) | labels.is_null()
     if other.any():
         row = int(other.arg_max() or 0)
-        raise DataError(f"the label of row {row + 1} is {labels[row]!r}, expected {values[0]!r} or {values[1]!r}")
+        raise DataError(
+            f"the label of row {row + 1} is {labels[row]!r}, expected {values[0]!r} or {values[1]!r}"
+        )
     codes: pl.Series = (labels == values[1]).cast(pl.Int8)
     return codes

@@ -1,13 +1,14 @@
 """Choose the hot rows of each table for a budget in bytes.
 
-Two methods are tried (`selection`): rows with the most lookups per byte, and thresholds that make the most inputs hot.
-The second method chooses by a random sample of inputs. Other inputs judge both choices, and the choice with more hot
-inputs is kept. Row counts come from the vocabularies, so the bytes of a hot set are exact; only the share of hot inputs
-is estimated.
+Two methods are tried (`selection`): rows with the most lookups per byte, and thresholds that make
+the most inputs hot. The second method chooses by a random sample of inputs. Other inputs judge both
+choices, and the choice with more hot inputs is kept. Row counts come from the vocabularies, so the
+bytes of a hot set are exact; only the share of hot inputs is estimated.
 
-A choice is specific to one data set: on a news portal, an old choice made only 15 % as many inputs hot one day later,
-and 0.1 % after two days. If ids are inherited (``data.vocabulary.base``), a new choice does not help: new popular
-values have ids after all earlier ids, so a prefix that contains them contains all earlier values as well.
+A choice is specific to one data set: on a news portal, an old choice made only 15 % as many inputs
+hot one day later, and 0.1 % after two days. If ids are inherited (``data.vocabulary.base``), a new
+choice does not help: new popular values have ids after all earlier ids, so a prefix that contains
+them contains all earlier values as well.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class HotProfile:
     """The hot rows of a data set for one budget."""
 
     method: Literal["inputs", "accesses"]
-    """``inputs`` if the hot rows make the most inputs hot, ``accesses`` if they have the most lookups per byte."""
+    """``inputs`` if the hot rows make the most inputs hot, ``accesses`` if they have the most
+    lookups per byte.
+    """
     chosen: Point
     rows: Mapping[str, int]
     """Number of hot rows of each table: all tail buckets and the most frequent values."""
@@ -83,7 +86,8 @@ class HotProfile:
 
 CONFIDENCE = 0.99
 """Confidence level of every interval."""
-# Maximum number of neighbouring inputs, which may share a session, that are used together: to choose or to judge.
+# Maximum number of neighbouring inputs, which may share a session, that are used together: to
+# choose or to judge.
 _CHUNK = 1024
 _ROW_GROUPS = 16
 # Number of inputs for choosing hot rows; more would not change a few dozen thresholds.
@@ -96,7 +100,8 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
     Parameters
     ----------
     shares : ndarray
-        ``[subsets]`` float64 shares, from 0 to 1, of hot inputs in random subsets of about equal size.
+        ``[subsets]`` float64 shares, from 0 to 1, of hot inputs in random subsets of about equal
+        size.
     """
     from scipy.special import stdtrit  # importing it takes a tenth of a second
 
@@ -109,14 +114,18 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSample:
-    """Needs of inputs from randomly chosen row groups: how many first rows of each part each input uses."""
+    """Needs of inputs from randomly chosen row groups: how many first rows of each part each input
+    uses.
+    """
 
     choosing: Needs
     """``[N, parts]`` needs of the inputs by which hot rows are chosen."""
     judging: Needs
     """``[M, parts]`` needs of the other inputs, which judge the choice."""
     chunks: NDArray[np.int64]
-    """``[M]`` subsample that each input of `judging` is in: its row group, or a part of it if row groups are few."""
+    """``[M]`` subsample that each input of `judging` is in: its row group, or a part of it if row
+    groups are few.
+    """
 
     def judge(self, hot: Counts) -> InputShare:
         """Estimate the share of hot inputs.
@@ -130,7 +139,8 @@ class InputSample:
 
 
 def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> InputSample:
-    """Draw up to 16 row groups at random, and compute the needs of their inputs; half of the inputs are for judging.
+    """Draw up to 16 row groups at random, and compute the needs of their inputs; half of the inputs
+    are for judging.
 
     Parameters
     ----------
@@ -148,13 +158,17 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
     Row groups are read by as many threads as there are cores.
     """
     places = [
-        (number, group) for number, shard in enumerate(dataset.shards(split)) for group in range(len(shard.row_groups))
+        (number, group)
+        for number, shard in enumerate(dataset.shards(split))
+        for group in range(len(shard.row_groups))
     ]
     draws = np.random.default_rng([seed, 5])
     drawn = sorted(draws.permutation(len(places))[:_ROW_GROUPS].tolist())
     reader = NeedsReader(dataset, parts)
     with ThreadPoolExecutor(cores(), thread_name_prefix="stratarec-hot") as threads:
-        needs_by_group = list(threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn))
+        needs_by_group = list(
+            threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn)
+        )
     chunk = max(min(_CHUNK, min(map(len, needs_by_group)) // 4), 1)
     numbers = [np.arange(len(needs)) // chunk for needs in needs_by_group]
     few = len(needs_by_group) < _ROW_GROUPS
@@ -196,7 +210,9 @@ def budgets(dataset: Dataset) -> tuple[Point, ...]:
     return tuple(_choose(parts, int(share * total), sample).chosen for share in CURVE)
 
 
-def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget_bytes: int, *, seed: int = 0) -> HotProfile:
+def calibrate(
+    dataset: Dataset, row_bytes: Mapping[str, int], budget_bytes: int, *, seed: int = 0
+) -> HotProfile:
     """Choose the hot rows of a data set.
 
     Parameters
@@ -204,7 +220,8 @@ def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget_bytes: int,
     dataset : Dataset
         Its training split is sampled.
     row_bytes : mapping of str to int
-        Bytes of weights and optimizer state of a row, by vocabulary; 0 for tables whose rows are hot at no cost.
+        Bytes of weights and optimizer state of a row, by vocabulary; 0 for tables whose rows are
+        hot at no cost.
     budget_bytes : int
         Maximum bytes of all hot rows together.
     seed : int
@@ -224,8 +241,8 @@ def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget_bytes: int,
         )
     if budget_bytes >= total:
         raise ConfigError(
-            f"hot.budget is {format_bytes(budget_bytes)}, but all {len(dataset.vocabularies)} tables take only "
-            f"{format_bytes(total)}, so every row would be hot: set less, or train without hot rows"
+            f"hot.budget is {format_bytes(budget_bytes)}, but all {len(dataset.vocabularies)} tables take "
+            f"only {format_bytes(total)}, so every row would be hot: set less, or train without hot rows"
         )
     return _choose(parts, budget_bytes, draw(dataset, parts, "train", seed))
 
@@ -249,18 +266,23 @@ def _choose(parts: Sequence[RowRange], budget_bytes: int, sample: InputSample) -
 
 
 def warn_inherited_ids(dataset: Dataset) -> str:
-    """Return a warning if the data set has a base, whose ids are not ranked by its own counts; else an empty text."""
+    """Return a warning if the data set has a base, whose ids are not ranked by its own counts; else
+    an empty text.
+    """
     tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
     if not tables:
         return ""
     return (
-        f"ids of {', '.join(tables)} continue those of an earlier data set, so newly popular values come after its "
-        "rows, which would have to be hot, too: if few inputs are hot, prepare without data.vocabulary.base"
+        f"ids of {', '.join(tables)} continue those of an earlier data set, so newly popular values come "
+        "after its rows, which would have to be hot, too: if few inputs are hot, prepare "
+        "without data.vocabulary.base"
     )
 
 
 def warn_little_skew(profile: HotProfile) -> str:
-    """Return a warning if hot rows are hardly more popular than other rows, or hardly any input is hot; else ""."""
+    """Return a warning if hot rows are hardly more popular than other rows, or hardly any input is
+    hot; else "".
+    """
     point = profile.chosen
     if point.accesses < 2 * point.row_share:
         return f"{point.row_share:.1%} of the rows receive {point.accesses:.1%} of the lookups: hot rows save little"

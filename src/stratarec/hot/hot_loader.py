@@ -1,18 +1,20 @@
-"""Hot inputs of a split: which inputs are hot, the order of hot batches, and the loader of such batches.
+"""Hot inputs of a split: which inputs are hot, the order of hot batches, and the loader of such
+batches.
 
-``needs[i, p]`` is the number of first rows of part p (the rows of one table) that contain all lookups of sample i. It
-is 0 if the sample looks up no row of the part; otherwise it includes at least all tail buckets. A sample is hot if
-every part has at least as many hot rows as the sample needs. A bag that several samples share is examined once.
+``needs[i, p]`` is the number of first rows of part p (the rows of one table) that contain all
+lookups of sample i. It is 0 if the sample looks up no row of the part; otherwise it includes at
+least all tail buckets. A sample is hot if every part has at least as many hot rows as the sample
+needs. A bag that several samples share is examined once.
 
-Whether an input is hot follows from its ids and a hot profile, so it is computed whenever the input is read. The hot
-inputs of each row group are counted before the first epoch. The length and the order of an epoch follow from these
-counts, so training can resume anywhere in an epoch.
+Whether an input is hot follows from its ids and a hot profile, so it is computed whenever the input
+is read. The hot inputs of each row group are counted before the first epoch. The length and the
+order of an epoch follow from these counts, so training can resume anywhere in an epoch.
 
-The loader sorts each shuffle buffer into hot and other (*mixed*) samples. Samples that do not fill a batch wait for the
-next buffer. So at most one batch of each kind is in memory in addition to a buffer, and every input is trained once per
-epoch. The last batch of each kind may be smaller; if both last batches fit into one, they are merged into the last
-batch of the epoch. So an epoch has as many batches as without hot inputs. Within a buffer the two kinds are interleaved
-evenly.
+The loader sorts each shuffle buffer into hot and other (*mixed*) samples. Samples that do not fill
+a batch wait for the next buffer. So at most one batch of each kind is in memory in addition to a
+buffer, and every input is trained once per epoch. The last batch of each kind may be smaller; if
+both last batches fit into one, they are merged into the last batch of the epoch. So an epoch has as
+many batches as without hot inputs. Within a buffer the two kinds are interleaved evenly.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ Kinds = NDArray[np.bool_]
 
 
 def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int) -> Kinds:
-    """Return whether each batch of an epoch is hot, ``[batches]``. A batch with samples of both kinds is not.
+    """Return whether each batch of an epoch is hot, ``[batches]``. A batch with samples of both
+    kinds is not.
 
     Parameters
     ----------
@@ -106,7 +109,9 @@ class NeedsReader:
         self._groups = {name: group for group, names in dataset.groups.items() for name in names}
 
     def of(self, row_group: RowGroup) -> Needs:
-        """Return the needs of all samples in `row_group`, ``[samples, parts]`` int32, in storage order."""
+        """Return the needs of all samples in `row_group`, ``[samples, parts]`` int32, in storage
+        order.
+        """
         needs = np.zeros((row_group.samples.num_rows, len(self._parts)), dtype=np.int32)
         for feature, table in self._tables.items():
             for place, needed in self._feature(row_group, feature, table):
@@ -114,7 +119,9 @@ class NeedsReader:
         return needs
 
     def _feature(self, row_group: RowGroup, feature: str, table: str) -> Iterator[tuple[int, Needs]]:
-        """Yield the index of each part of a feature's table, and the samples' needs of this part."""
+        """Yield the index of each part of a feature's table, and the samples' needs of this
+        part.
+        """
         holder = feature if feature in self._windows else self._groups.get(feature)
         values, start, length = _bags(row_group, feature, holder)
         pointers = None if holder is None else row_group.pointers(holder)
@@ -125,7 +132,10 @@ class NeedsReader:
 
 
 def bag_needs(
-    values: NDArray[np.int32], start: NDArray[np.int64] | None, length: NDArray[np.int64] | None, part: RowRange
+    values: NDArray[np.int32],
+    start: NDArray[np.int64] | None,
+    length: NDArray[np.int64] | None,
+    part: RowRange,
 ) -> Needs:
     """Return how many first rows of a table contain all ids of a bag, ``[bags]`` int32.
 
@@ -134,17 +144,24 @@ def bag_needs(
     values : ndarray
         Ids, int32. Bag i is ``values[start[i]:start[i] + length[i]]``; bags may overlap.
     start, length : ndarray or None
-        ``[bags]`` int64. None if every value is a separate bag; a negative value is then an empty bag.
+        ``[bags]`` int64. None if every value is a separate bag; a negative value is then an empty
+        bag.
     part : RowRange
         Rows of the table. A bag with any id needs at least all tail buckets.
     """
-    value_needs: Needs = np.where(values >= 0, np.maximum(values + np.int32(1), np.int32(part.tail)), np.int32(0))
+    value_needs: Needs = np.where(
+        values >= 0, np.maximum(values + np.int32(1), np.int32(part.tail)), np.int32(0)
+    )
     if start is None or length is None:
         return value_needs
-    # Every second result of `reduceat` is for the gap between two bags, and is dropped. The appended zero is for bags
-    # that end with the last value.
+    # Every second result of `reduceat` is for the gap between two bags, and is dropped. The
+    # appended zero is for bags that end with the last value.
     bounds = np.stack([start, start + length], axis=1).ravel()
-    needs = np.maximum.reduceat(np.append(value_needs, np.int32(0)), bounds)[::2] if len(bounds) else value_needs[:0]
+    needs = (
+        np.maximum.reduceat(np.append(value_needs, np.int32(0)), bounds)[::2]
+        if len(bounds)
+        else value_needs[:0]
+    )
     return np.where(length > 0, needs, np.int32(0))
 
 
@@ -165,7 +182,9 @@ def are_hot(needs: Needs, hot: Counts) -> NDArray[np.bool_]:
 def _bags(
     row_group: RowGroup, feature: str, holder: str | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Return values, starts and lengths of the distinct bags of a feature; only values if every bag has one id."""
+    """Return values, starts and lengths of the distinct bags of a feature; only values if every bag
+    has one id.
+    """
     if holder == feature and feature in row_group.tables:
         windows, values = row_group.tables[feature], row_group.tables[events(feature)]["id"].to_numpy()
         return values, *(windows[name].to_numpy().astype(np.int64) for name in ("start", "length"))
@@ -213,11 +232,15 @@ def classify(
     return counts
 
 
-def _counts(dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str, number: int) -> tuple[int, ...]:
+def _counts(
+    dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str, number: int
+) -> tuple[int, ...]:
     reader = NeedsReader(dataset, parts)
     with dataset.reader(split, unused=False) as files:
         groups = range(len(dataset.shards(split)[number].row_groups))
-        return tuple(int(np.count_nonzero(are_hot(reader.of(files.read(number, group)), hot))) for group in groups)
+        return tuple(
+            int(np.count_nonzero(are_hot(reader.of(files.read(number, group)), hot))) for group in groups
+        )
 
 
 Group = tuple[int, int, int]
@@ -227,7 +250,8 @@ Classified = tuple[ShuffleBuffer, NDArray[np.bool_]]
 
 
 class HotLoader(Loader):
-    """A `Loader` whose batches have either only hot inputs or no hot inputs; the last batch of an epoch may have both.
+    """A `Loader` whose batches have either only hot inputs or no hot inputs; the last batch of an
+    epoch may have both.
 
     Parameters
     ----------
@@ -242,7 +266,8 @@ class HotLoader(Loader):
 
     Notes
     -----
-    In memory are two shuffle buffers, as in any loader, and at most one batch of each kind from earlier buffers.
+    In memory are two shuffle buffers, as in any loader, and at most one batch of each kind from
+    earlier buffers.
     """
 
     def __init__(
@@ -257,7 +282,8 @@ class HotLoader(Loader):
         super().__init__(dataset, split, config)
         if config.parallel_readers > 1:
             raise ConfigError(
-                f"train.portions is {config.parallel_readers}, expected 1, because hot.batches orders the inputs itself"
+                f"train.portions is {config.parallel_readers}, expected 1, because hot.batches "
+                "orders the inputs itself"
             )
         self._hot = hot
         self._needs = NeedsReader(dataset, parts)
@@ -270,8 +296,8 @@ class HotLoader(Loader):
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         kinds, size, buffers = self.kinds(epoch), self.config.batch_size, self._buffers(epoch)
-        # For mixed and for hot samples: number of samples in earlier batches, and cumulative number of samples of the
-        # buffers.
+        # For mixed and for hot samples: number of samples in earlier batches, and cumulative number
+        # of samples of the buffers.
         done = [int(np.count_nonzero(kinds[:start_batch] == kind)) * size for kind in (False, True)]
         ends = [np.cumsum(samples) for samples in reversed(self._samples(buffers))]
         first = min(int(np.searchsorted(ends[kind], done[kind], side="right")) for kind in range(2))
@@ -307,16 +333,24 @@ class HotLoader(Loader):
     def _samples(self, buffers: Sequence[Sequence[Group]]) -> tuple[list[int], list[int]]:
         """Return the number of hot samples and the number of mixed samples of each buffer."""
         hot = [sum(self._counts[shard][group] for shard, group, _ in buffer) for buffer in buffers]
-        return hot, [sum(size for *_, size in buffer) - count for buffer, count in zip(buffers, hot, strict=True)]
+        return hot, [
+            sum(size for *_, size in buffer) - count for buffer, count in zip(buffers, hot, strict=True)
+        ]
 
-    def _classified(self, files: RowGroupReader, groups: Sequence[Group], epoch: int, number: int) -> Classified:
+    def _classified(
+        self, files: RowGroupReader, groups: Sequence[Group], epoch: int, number: int
+    ) -> Classified:
         row_groups = [files.read(shard, group) for shard, group, _ in groups]
         hot = np.concatenate([are_hot(self._needs.of(row_group), self._hot) for row_group in row_groups])
         return ShuffleBuffer.of(row_groups, self.dataset, self.draws(epoch, number), self.config.unit), hot
 
 
-def _read_ahead(thread: Executor, read: Callable[[int], Classified], numbers: range) -> Iterator[Classified]:
-    """Yield the buffers with the given numbers; the next buffer is read while the caller uses a buffer."""
+def _read_ahead(
+    thread: Executor, read: Callable[[int], Classified], numbers: range
+) -> Iterator[Classified]:
+    """Yield the buffers with the given numbers; the next buffer is read while the caller uses a
+    buffer.
+    """
     following: Future[Classified] | None = None
     for number in numbers:
         current = (following or thread.submit(read, number)).result()

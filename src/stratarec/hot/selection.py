@@ -1,18 +1,21 @@
 """Choose hot rows for a budget in bytes.
 
-Ids are ranked by frequency, so the hot rows of a table are its first rows, and a hot set is the number of hot rows of
-each table. Tail buckets come before the values. A hash distributes lookups among them, so they are either all hot or
-all cold. A table of kind ``hash`` has only tail buckets. There are two methods.
+Ids are ranked by frequency, so the hot rows of a table are its first rows, and a hot set is the
+number of hot rows of each table. Tail buckets come before the values. A hash distributes lookups
+among them, so they are either all hot or all cold. A table of kind ``hash`` has only tail buckets.
+There are two methods.
 
-`choose_by_lookups` takes the rows with the most lookups, as FAE's authors do. They sort the rows of all tables together
-and keep the first rows that fit; their rows have one width and no optimizer state. Here rows of several widths are
-ranked by lookups per byte, and each table contributes its first rows.
+`choose_by_lookups` takes the rows with the most lookups, as FAE's authors do. They sort the rows of
+all tables together and keep the first rows that fit; their rows have one width and no optimizer
+state. Here rows of several widths are ranked by lookups per byte, and each table contributes its
+first rows.
 
-`choose_by_inputs` takes the rows that make the most inputs hot. An input is hot only if *all* its lookups are hot. So
-the popular rows of one table are worth nothing if the same inputs need cold rows of another table. For this reason,
-rows are removed instead of added. At first, every row that the sampled inputs need is hot. Each step removes the rows
-that cost the fewest inputs per byte, until the rest fits. Once an input is lost, its rows in other tables can be
-removed at no cost. (This is the peeling of densest subgraphs, Charikar 2000, with first rows of tables as vertices.)
+`choose_by_inputs` takes the rows that make the most inputs hot. An input is hot only if *all* its
+lookups are hot. So the popular rows of one table are worth nothing if the same inputs need cold
+rows of another table. For this reason, rows are removed instead of added. At first, every row that
+the sampled inputs need is hot. Each step removes the rows that cost the fewest inputs per byte,
+until the rest fits. Once an input is lost, its rows in other tables can be removed at no cost.
+(This is the peeling of densest subgraphs, Charikar 2000, with first rows of tables as vertices.)
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class RowRange:
     tail: int
     """Number of tail buckets, which are its first rows, and are either all hot or all cold."""
     counts: Counts
-    """``[rows]`` training lookups, descending after the tail buckets unless ids continue an earlier data set."""
+    """``[rows]`` training lookups, descending after the tail buckets unless ids continue an earlier
+    data set.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +107,8 @@ _HALVINGS = 100
 
 
 def choose_by_lookups(parts: Sequence[RowRange], budget_bytes: int, floor: Counts | None = None) -> Counts:
-    """Choose the rows with the most lookups per byte. Return the number of hot rows of each part, ``[parts]`` int64.
+    """Choose the rows with the most lookups per byte. Return the number of hot rows of each part,
+    ``[parts]`` int64.
 
     Parameters
     ----------
@@ -111,20 +117,25 @@ def choose_by_lookups(parts: Sequence[RowRange], budget_bytes: int, floor: Count
     budget_bytes : int
         Maximum bytes of all hot rows together.
     floor : ndarray, optional
-        ``[parts]`` int64 minimum number of hot rows of each part; these rows must fit the budget. By default 0.
+        ``[parts]`` int64 minimum number of hot rows of each part; these rows must fit the budget.
+        By default 0.
     """
     least = np.zeros(len(parts), dtype=np.int64) if floor is None else floor
     falling = [_falling(part) for part in parts]
 
     def hot(rate: float) -> Counts:
         rows = [
-            len(counts) - int(np.searchsorted(counts[::-1], rate * part.row_bytes)) if part.row_bytes else part.rows
+            len(counts) - int(np.searchsorted(counts[::-1], rate * part.row_bytes))
+            if part.row_bytes
+            else part.rows
             for part, counts in zip(parts, falling, strict=True)
         ]
         return np.maximum(np.array(rows, dtype=np.int64), least)
 
     low = 0.0
-    high = 1 + max(float(counts[0]) / max(part.row_bytes, 1) for part, counts in zip(parts, falling, strict=True))
+    high = 1 + max(
+        float(counts[0]) / max(part.row_bytes, 1) for part, counts in zip(parts, falling, strict=True)
+    )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if used_bytes(parts, hot(middle)) <= budget_bytes else (middle, high)
@@ -142,11 +153,15 @@ def _falling(part: RowRange) -> Counts:
 
 
 def _fill(parts: Sequence[RowRange], hot: Counts, budget_bytes: int) -> Counts:
-    """Spend the remaining budget on further rows; parts that lack the fewest bytes to be completely hot are first."""
+    """Spend the remaining budget on further rows; parts that lack the fewest bytes to be completely
+    hot are first.
+    """
     filled = hot.copy()
     spare = budget_bytes - used_bytes(parts, filled)
     missing = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, filled, strict=True)]
-    for place in sorted((place for place, size in enumerate(missing) if size), key=lambda place: missing[place]):
+    for place in sorted(
+        (place for place, size in enumerate(missing) if size), key=lambda place: missing[place]
+    ):
         part = parts[place]
         more = min(part.rows - int(filled[place]), spare // part.row_bytes)
         if int(filled[place]) + more < part.tail:
@@ -171,10 +186,11 @@ def thresholds(part: RowRange) -> Counts:
 
 
 def choose_by_inputs(parts: Sequence[RowRange], budget_bytes: int, needs: Needs) -> Counts:
-    """Choose the rows that make many inputs hot. Return the number of hot rows of each part, ``[parts]`` int64.
+    """Choose the rows that make many inputs hot. Return the number of hot rows of each part,
+    ``[parts]`` int64.
 
-    The search starts with all rows hot. Again and again, it removes the rows that make the fewest inputs cold per freed
-    byte, until the rest fits the budget.
+    The search starts with all rows hot. Again and again, it removes the rows that make the fewest
+    inputs cold per freed byte, until the rest fits the budget.
 
     Parameters
     ----------
@@ -187,8 +203,8 @@ def choose_by_inputs(parts: Sequence[RowRange], budget_bytes: int, needs: Needs)
 
     Notes
     -----
-    An input becomes cold at most once, so the time is proportional to N * parts, plus some thousand steps over all
-    thresholds.
+    An input becomes cold at most once, so the time is proportional to N * parts, plus some thousand
+    steps over all thresholds.
     """
     hot = np.zeros(len(parts), dtype=np.int64)
     small = fitting_whole(parts, budget_bytes)
@@ -201,7 +217,9 @@ def choose_by_inputs(parts: Sequence[RowRange], budget_bytes: int, needs: Needs)
 
 
 def fitting_whole(parts: Sequence[RowRange], budget_bytes: int) -> list[int]:
-    """Return the indices of the smallest parts, which together fit 1 % of the budget: they are not worth cutting."""
+    """Return the indices of the smallest parts, which together fit 1 % of the budget: they are not
+    worth cutting.
+    """
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
     total = np.cumsum([parts[place].nbytes for place in order])
     return order[: int(np.searchsorted(total, budget_bytes * _SMALL_SHARE, side="right"))]
@@ -226,10 +244,13 @@ class _Peel:
     cuts : sequence of ndarray
         Possible numbers of hot rows of each part, ascending (`thresholds`).
     levels : ndarray
-        ``[N, parts]`` int16: index in `cuts` of the smallest number of hot rows that an input needs.
+        ``[N, parts]`` int16: index in `cuts` of the smallest number of hot rows that an input
+        needs.
     """
 
-    def __init__(self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
+    def __init__(
+        self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]
+    ) -> None:
         widest = max(map(len, cuts))
         self._levels = levels
         # Bytes up to each threshold; they are constant after the last threshold.
@@ -237,7 +258,8 @@ class _Peel:
         self._bytes = np.stack([cut * part.row_bytes for part, cut in zip(parts, padded, strict=True)])
         self.level = np.array([len(cut) - 1 for cut in cuts])
         self._inputs = np.stack([np.bincount(column, minlength=widest) for column in levels.T])
-        # Inputs of each part in ascending order of their level, so that the inputs above a threshold are contiguous.
+        # Inputs of each part in ascending order of their level, so that the inputs above a
+        # threshold are contiguous.
         self._order = np.argsort(levels, axis=0, kind="stable").astype(np.int32).T.copy()
         self._first = np.pad(np.cumsum(self._inputs, axis=1), ((0, 0), (1, 0)))
         self._alive = np.ones(len(levels), dtype=bool)
@@ -248,18 +270,26 @@ class _Peel:
         return int(self._bytes[np.arange(len(self.level)), self.level].sum())
 
     def step(self, excess: int) -> None:
-        """Lower the threshold that loses the fewest inputs per freed byte; freed bytes beyond `excess` do not count."""
+        """Lower the threshold that loses the fewest inputs per freed byte; freed bytes beyond
+        `excess` do not count.
+        """
         above = self._inputs[:, ::-1].cumsum(axis=1)[:, ::-1]
         lost = np.pad(above[:, 1:], ((0, 0), (0, 1)))
-        freed = np.minimum(self._bytes[np.arange(len(self.level)), self.level][:, None] - self._bytes, excess)
+        freed = np.minimum(
+            self._bytes[np.arange(len(self.level)), self.level][:, None] - self._bytes, excess
+        )
         # If several steps lose no input, the step that frees the most bytes is chosen.
         cost = np.where(freed > 0, (lost + 1e-9) / np.maximum(freed, 1), np.inf)
         place, level = np.unravel_index(np.argmin(cost), cost.shape)
         self._lose(int(place), int(level))
 
     def _lose(self, place: int, level: int) -> None:
-        """Lower part number `place` to threshold number `level`; inputs that need more of its rows become cold."""
-        inputs = self._order[place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]]
+        """Lower part number `place` to threshold number `level`; inputs that need more of its rows
+        become cold.
+        """
+        inputs = self._order[
+            place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]
+        ]
         inputs = inputs[self._alive[inputs]]
         self._alive[inputs] = False
         self.level[place] = level

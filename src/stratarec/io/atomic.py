@@ -1,6 +1,8 @@
-"""Files and directories that are complete or absent: written under a temporary name, synced and renamed.
+"""Files and directories that are complete or absent: written under a temporary name, synced and
+renamed.
 
-A temporary file or directory is locked while it is written. If it is not locked, a killed process left it behind.
+A temporary file or directory is locked while it is written. If it is not locked, a killed process
+left it behind.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ import xxhash
 from stratarec.errors import DatasetError, StorageError
 
 LARGEST_JSON = 1 << 28
-"""Largest JSON file that is read, in bytes. The description of a million row groups takes a tenth of this size."""
+"""Largest JSON file that is read, in bytes. The description of a million row groups takes a tenth
+of this size.
+"""
 # A file name has at most 255 bytes, and a character takes up to four bytes.
 _MAX_NAME = 50
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
@@ -46,15 +50,21 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
     if getattr(error, "errno", None) == errno.ENOTDIR:
         file = next((parent for parent in path.parents if parent.is_file()), path)
-        return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
+        return StorageError(
+            f"cannot write {path}: {file} is a file, expected a directory; name another path"
+        )
     is_full = getattr(error, "errno", None) in (None, *_FULL)
-    other = "set TMPDIR to another directory" if path == Path(tempfile.gettempdir()) else "name another path"
+    other = (
+        "set TMPDIR to another directory" if path == Path(tempfile.gettempdir()) else "name another path"
+    )
     return StorageError(f"cannot write {path}: {reason}; {'free space or ' if is_full else ''}{other}")
 
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Convert errors of the operating system inside the context to a `StorageError` that names `path`."""
+    """Convert errors of the operating system inside the context to a `StorageError` that names
+    `path`.
+    """
     try:
         yield
     except StorageError:
@@ -81,12 +91,18 @@ def check_output(path: Path, *endings: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         is_directory = False
     except (OSError, ValueError) as error:  # a name that is too long, or with a null character
-        raise StorageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise StorageError(
+            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if is_directory:
-        raise StorageError(f"cannot write {path}: it is a directory; name a file, such as {path / 'output'}")
+        raise StorageError(
+            f"cannot write {path}: it is a directory; name a file, such as {path / 'output'}"
+        )
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
-        raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
+        raise StorageError(
+            f"cannot write {path}: {parent} is a file, expected a directory; name another path"
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
     if endings and not path.name.lower().endswith(endings):
@@ -94,7 +110,9 @@ def check_output(path: Path, *endings: str) -> None:
 
 
 def check_absent(path: Path, *endings: str) -> None:
-    """Refuse an output file that exists, as it may be the user's work; otherwise do the checks of `check_output`."""
+    """Refuse an output file that exists, as it may be the user's work; otherwise do the checks of
+    `check_output`.
+    """
     if os.path.lexists(path):
         raise StorageError(f"cannot write {path}: it exists; remove it, or name another --output")
     check_output(path, *endings)
@@ -118,7 +136,8 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
-    """Pass a new temporary file next to `path` to `write`, then sync the file and rename it to `path`.
+    """Pass a new temporary file next to `path` to `write`, then sync the file and rename it to
+    `path`.
 
     If `synced` is false, the caller must sync the directory later, see `sync_tree`.
 
@@ -175,7 +194,9 @@ def read_json(path: Path) -> Any:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > LARGEST_JSON:
-                raise DatasetError(f"cannot read {path}: it has {size:,} bytes, expected at most {LARGEST_JSON:,}")
+                raise DatasetError(
+                    f"cannot read {path}: it has {size:,} bytes, expected at most {LARGEST_JSON:,}"
+                )
             return json.loads(file.read(size).decode(), parse_constant=_refuse_constant)
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
@@ -198,12 +219,23 @@ def reporting_damage(path: Path) -> Iterator[None]:
     except DatasetError:
         raise
     # pyarrow's errors are ValueError, TypeError, KeyError or OSError.
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, pl.exceptions.PolarsError) as error:
-        raise DatasetError(f"{path} is damaged or of another version ({' '.join(str(error).split())})") from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        pl.exceptions.PolarsError,
+    ) as error:
+        raise DatasetError(
+            f"{path} is damaged or of another version ({' '.join(str(error).split())})"
+        ) from error
 
 
 def cache_directory() -> Path:
-    """Return the user's directory for data that can be recomputed. Raises `RuntimeError` if the user has no home."""
+    """Return the user's directory for data that can be recomputed. Raises `RuntimeError` if the
+    user has no home.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
 
 
@@ -219,7 +251,9 @@ def make_directory(path: Path) -> None:
 
 
 def rename_directory(temporary: Path, final: Path) -> None:
-    """Sync everything in `temporary` and rename it to `final`; `StorageError` if `final` exists and is not empty."""
+    """Sync everything in `temporary` and rename it to `final`; `StorageError` if `final` exists and
+    is not empty.
+    """
     with storage_errors(final):
         sync_tree(temporary)
         os.rename(temporary, final)
@@ -230,7 +264,8 @@ def rename_directory(temporary: Path, final: Path) -> None:
 def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
     """Create a locked directory next to `final`, and remove it at the end unless it was renamed.
 
-    Working directories that killed processes left behind are removed first, see `remove_working_directories`.
+    Working directories that killed processes left behind are removed first, see
+    `remove_working_directories`.
     """
     remove_working_directories(final, parts)
     work, descriptor = temporary_name(final), None
@@ -247,9 +282,11 @@ def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
 
 
 def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path]:
-    """Delete working directories of `final` that killed processes left behind; return the directories that remain.
+    """Delete working directories of `final` that killed processes left behind; return the
+    directories that remain.
 
-    A directory with entries other than `parts`, complete or temporary, belongs to a user and remains.
+    A directory with entries other than `parts`, complete or temporary, belongs to a user and
+    remains.
     """
     for folder in leftover_directories(final):
         with suppress(OSError):
@@ -266,7 +303,8 @@ def remove_tree(path: Path) -> None:
 
 
 def replace_directory(temporary: Path, final: Path) -> None:
-    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed at the end.
+    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed at the
+    end.
 
     This is for directories inside an owned directory. For a directory that a user named, use
     `owned_directory.replace_directory_at`.
@@ -292,7 +330,9 @@ def file_hash(path: Path) -> str:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return an unused path next to `path`, for content that is renamed to `path` when it is complete."""
+    """Return an unused path next to `path`, for content that is renamed to `path` when it is
+    complete.
+    """
     return path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(8)}.tmp")
 
 
@@ -303,7 +343,9 @@ def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files and directories below `folder` that are not locked. Their writers were killed."""
+    """Delete temporary files and directories below `folder` that are not locked. Their writers were
+    killed.
+    """
     for inside, folders, names in os.walk(folder):
         for name in filter(is_leftover, names):
             _remove_unlocked(Path(inside, name))
@@ -319,14 +361,18 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def remove_leftovers_of(path: Path) -> None:
-    """Delete temporary files of `path` whose writers were killed; directories and other files remain."""
+    """Delete temporary files of `path` whose writers were killed; directories and other files
+    remain.
+    """
     for entry in _leftovers_of(path):
         if entry.is_file(follow_symlinks=False):
             _remove_unlocked(Path(entry.path))
 
 
 def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
-    """Return temporary directories of `path` whose writers were killed, and of running writers if `locked`."""
+    """Return temporary directories of `path` whose writers were killed, and of running writers if
+    `locked`.
+    """
     folders = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
     return [folder for folder in folders if locked or not is_locked(folder)]
 
@@ -348,7 +394,9 @@ def lock_directory(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a directory is locked. True if it is not certain, as on a file system without locks."""
+    """Whether a directory is locked. True if it is not certain, as on a file system without
+    locks.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -363,16 +411,21 @@ def is_locked(path: Path) -> bool:
 
 
 def create_locked(path: Path) -> BinaryIO:
-    """Create a file, lock it, and open it for writing. Raises `FileExistsError` if `path` exists."""
+    """Create a file, lock it, and open it for writing. Raises `FileExistsError` if `path`
+    exists.
+    """
     file = path.open("xb")
-    # The file is locked, because another process would otherwise consider it left behind, and delete it.
+    # The file is locked, because another process would otherwise consider it left behind, and
+    # delete it.
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `SpecialFileError` for others, such as a pipe, which may never end."""
+    """Open a regular file for reading. Raises `SpecialFileError` for others, such as a pipe, which
+    may never end.
+    """
     _require_regular(path, os.stat(path).st_mode)  # before opening it, which may have an effect on a device
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
@@ -385,7 +438,9 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 class SpecialFileError(OSError):
-    """Raised if a path that should be a file is a pipe, device, socket or directory; `strerror` says which."""
+    """Raised if a path that should be a file is a pipe, device, socket or directory; `strerror`
+    says which.
+    """
 
 
 def _require_regular(path: str | Path, mode: int) -> None:

@@ -1,8 +1,9 @@
 """Cached hashes of files, and versions of packages and of this project's code.
 
-The cache has one file per folder under ``$XDG_CACHE_HOME/stratarec/hashes`` (``~/.cache`` by default). The cached hash
-of a file is used if the file's size, times and inode are unchanged. If a file was written just before it is hashed, its
-hash is not cached, because the file could change again within the resolution of its times.
+The cache has one file per folder under ``$XDG_CACHE_HOME/stratarec/hashes`` (``~/.cache`` by
+default). The cached hash of a file is used if the file's size, times and inode are unchanged. If a
+file was written just before it is hashed, its hash is not cached, because the file could change
+again within the resolution of its times.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def file_hashes(
     folders = {folder: _FolderCache(folder, fresh) for folder in {file.parent for file in files}}
     hashes = []
     with ThreadPoolExecutor(_THREADS) as pool:
-        for file, digest in zip(files, pool.map(lambda file: folders[file.parent].hash(file), files), strict=True):
+        for file, digest in zip(
+            files, pool.map(lambda file: folders[file.parent].hash(file), files), strict=True
+        ):
             hashes.append(digest)
             advance(file.stat().st_size)
     for folder in folders.values():
@@ -75,7 +78,8 @@ class _FolderCache:
             # If the cache cannot be read, files are hashed again.
             with contextlib.suppress(DatasetError, LookupError, TypeError, ValueError, AttributeError):
                 self._cached = {
-                    str(file): (_signature(entry[0]), str(entry[1])) for file, entry in read_json(self._path).items()
+                    str(file): (_signature(entry[0]), str(entry[1]))
+                    for file, entry in read_json(self._path).items()
                 }
 
     def hash(self, path: Path) -> str:
@@ -105,9 +109,11 @@ def _signature(numbers: Sequence[int]) -> Signature:
 
 @cache
 def versions(*names: str) -> dict[str, str]:
-    """Return the versions of the named packages (`PYTHON` for the interpreter), and a hash of this project's source.
+    """Return the versions of the named packages (`PYTHON` for the interpreter), and a hash of this
+    project's source.
 
-    Processes that work together must agree on all entries. If a package is not installed, its version is ``none``.
+    Processes that work together must agree on all entries. If a package is not installed, its
+    version is ``none``.
     """
     digest, root = xxhash.xxh3_64(), Path(errors.__file__).parent
     for path in sorted(root.rglob("*.py")):

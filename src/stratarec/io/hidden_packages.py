@@ -1,6 +1,7 @@
 """Import LightGBM without the packages that it imports only because they are installed.
 
-scikit-learn and pandas are used by LightGBM's other interfaces. Without them, its import takes 0.3 s instead of 1.1.
+scikit-learn and pandas are used by LightGBM's other interfaces. Without them, its import takes 0.3
+s instead of 1.1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ class _Refusal:
     """Finder of modules that refuses to find some packages."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Raise `ModuleNotFoundError` for one of the packages; others are left to the other finders."""
+        """Raise `ModuleNotFoundError` for one of the packages; others are left to the other
+        finders.
+        """
         if name in _NAMES:
             raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
@@ -25,8 +28,8 @@ class _Refusal:
 def hidden_packages() -> Iterator[None]:
     """Make importing these packages fail inside the context, unless they are already imported.
 
-    LightGBM then lacks its scikit-learn classes until the process ends. So this is only for processes that run no code
-    of a user.
+    LightGBM then lacks its scikit-learn classes until the process ends. So this is only for
+    processes that run no code of a user.
     """
     # Not None in `sys.modules`: pyarrow would take it for pandas.
     refusal = _Refusal()

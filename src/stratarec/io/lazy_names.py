@@ -1,4 +1,6 @@
-"""Names of a package that are imported when they are first used: importing torch and Numba takes seconds."""
+"""Names of a package that are imported when they are first used: importing torch and Numba takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,16 @@ from typing import Any
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` for a package whose names are imported under ``if TYPE_CHECKING``.
+    """Return `__getattr__` and `__all__` for a package whose names are imported under ``if
+    TYPE_CHECKING``.
 
     These imports are the only list of the names: they are read from the source in `file`.
     """
-    blocks = [block for block in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(block, ast.If)]
+    blocks = [
+        block
+        for block in ast.parse(Path(file).read_text(encoding="utf-8")).body
+        if isinstance(block, ast.If)
+    ]
     imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -1,4 +1,6 @@
-"""Conversion of names that users choose to text for file names, terminals, shell commands and HTML."""
+"""Conversion of names that users choose to text for file names, terminals, shell commands and
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import xxhash
 
 _MAX_SLUG = 40
 _OTHERS = re.compile(r"[^A-Za-z0-9_]+")
-# Unicode categories of hidden characters: control characters, marks of text direction, surrogates, and line ends.
+# Unicode categories of hidden characters: control characters, marks of text direction, surrogates,
+# and line ends.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -23,7 +26,8 @@ def file_name(name: str, number: int | None = None) -> str:
     Parameters
     ----------
     number : int
-        Index that makes the file name unique. Without it, a hash is appended if the name had to be changed.
+        Index that makes the file name unique. Without it, a hash is appended if the name had to be
+        changed.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     slug = _OTHERS.sub("-", plain).strip("-")[:_MAX_SLUG]
@@ -35,12 +39,16 @@ def file_name(name: str, number: int | None = None) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with control and hidden characters escaped as in Python, so that it is safe on a terminal."""
+    """Return `text` with control and hidden characters escaped as in Python, so that it is safe on
+    a terminal.
+    """
     return "".join(map(_shown, text)) if not text.isprintable() else text
 
 
 def shell_word(text: str | os.PathLike[str]) -> str:
-    """Quote a path for a printed shell command. Hidden characters become escape sequences of bash."""
+    """Quote a path for a printed shell command. Hidden characters become escape sequences of
+    bash.
+    """
     text = os.fspath(text)
     text = f"./{text}" if text.startswith("-") else text  # an option otherwise
     if visible(text) == text:
@@ -64,8 +72,12 @@ def step_of(name: str) -> int:
 
 
 def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Return the HTML that notebooks show for an object: a title, and a table of names and values."""
-    cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
+    """Return the HTML that notebooks show for an object: a title, and a table of names and
+    values.
+    """
+    cells = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows
+    )
     return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
 
@@ -78,6 +90,6 @@ def _shown(mark: str) -> str:
 
 
 def _escaped_bytes(mark: str) -> str:
-    # Escapes are of bytes and not of code points: a path may have bytes that are not UTF-8, and the shell may have any
-    # locale.
+    # Escapes are of bytes and not of code points: a path may have bytes that are not UTF-8, and the
+    # shell may have any locale.
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark)) if _is_hidden(mark) else mark

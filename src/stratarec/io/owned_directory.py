@@ -1,14 +1,14 @@
 """Directories that StrataRec owns: recognize, lock and replace them.
 
-An owned directory contains the file `MARKER`, which names its kind. The marker is written first, so that an unfinished
-run or data set is also recognized. A directory is never changed if it has no marker, or if it has files that do not
-belong to its kind.
+An owned directory contains the file `MARKER`, which names its kind. The marker is written first, so
+that an unfinished run or data set is also recognized. A directory is never changed if it has no
+marker, or if it has files that do not belong to its kind.
 
-Only one process at a time writes in an owned directory; any number may read. This is ensured by a file lock on the
-marker, which the system releases when the process ends.
+Only one process at a time writes in an owned directory; any number may read. This is ensured by a
+file lock on the marker, which the system releases when the process ends.
 
-While a directory is replaced, the earlier directory is kept next to it under another name. If the process is killed,
-the next start finds the earlier directory there.
+While a directory is replaced, the earlier directory is kept next to it under another name. If the
+process is killed, the next start finds the earlier directory there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """Kind of content of an owned directory, such as a data set or a run, as its marker records it."""
+    """Kind of content of an owned directory, such as a data set or a run, as its marker records
+    it.
+    """
 
     name: str
     """Name in the marker and in messages."""
@@ -55,7 +57,9 @@ class DirectoryKind:
 
 
 def named_directory(text: str | Path) -> Path:
-    """Return the path of a directory that a user named. A link and a name such as ``.`` or ``..`` are resolved."""
+    """Return the path of a directory that a user named. A link and a name such as ``.`` or ``..``
+    are resolved.
+    """
     path = Path(text)
     try:
         Path.cwd()
@@ -68,7 +72,8 @@ def named_directory(text: str | Path) -> Path:
     try:
         # Only the last part is resolved: parent directories need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
-        if path.is_symlink():  # from Python 3.13 on, `resolve` returns a circle of links; before, it raises an error
+        # from Python 3.13 on, `resolve` returns a circle of links; before, it raises an error
+        if path.is_symlink():
             raise RuntimeError(f"{path} is part of a circle of links")
     except (OSError, RuntimeError) as error:
         raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
@@ -98,7 +103,8 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
     Raises
     ------
     StorageError
-        If `path` is a file, a directory of another kind or without a marker, or inside an owned directory.
+        If `path` is a file, a directory of another kind or without a marker, or inside an owned
+        directory.
     """
     try:
         names = list_entries(path)
@@ -107,7 +113,8 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
     except OSError as error:
         if path.is_file():
             raise StorageError(
-                f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
+                f"cannot write {path}: it is a file, expected a directory or nothing; "
+                f"name another {kind.field}"
             ) from error
         raise storage_error(path, error) from error
     if not names:
@@ -120,13 +127,15 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
         raise StorageError(f"{path} is a {marked}, expected a {kind.name}; name another {kind.field}")
     _check_place(path, kind)
     raise StorageError(
-        f"{path} is not a {kind.name} of StrataRec (it contains {names[0]} and no {MARKER}) and was not changed; "
-        f"name another {kind.field}"
+        f"{path} is not a {kind.name} of StrataRec (it contains {names[0]} and no {MARKER}) and was not "
+        f"changed; name another {kind.field}"
     )
 
 
 def check_replaceable(path: Path, kind: DirectoryKind) -> None:
-    """Raise `StorageError` unless `path` is free, or is a directory of `kind` that contains only files of this kind."""
+    """Raise `StorageError` unless `path` is free, or is a directory of `kind` that contains only
+    files of this kind.
+    """
     if directory_state(path, kind) == "free":
         return
     _check_place(path, kind)
@@ -135,13 +144,15 @@ def check_replaceable(path: Path, kind: DirectoryKind) -> None:
         # Temporary files that interrupted writes left behind belong to the directory, too.
         if not any(fnmatch(entry, pattern) for pattern in patterns) and not is_leftover(entry, patterns):
             raise StorageError(
-                f"{path} also contains {entry}, which is not part of a {kind.name}: move it elsewhere, or name another "
-                f"{kind.field}"
+                f"{path} also contains {entry}, which is not part of a {kind.name}: move it elsewhere, or "
+                f"name another {kind.field}"
             )
 
 
 def list_entries(path: Path) -> list[str]:
-    """Return the sorted names in `path`, without temporary files of the marker that an interrupted write left."""
+    """Return the sorted names in `path`, without temporary files of the marker that an interrupted
+    write left.
+    """
     return sorted(name for name in os.listdir(path) if not is_leftover(name, (MARKER,)))
 
 
@@ -153,7 +164,9 @@ def _check_place(path: Path, kind: DirectoryKind) -> None:
 
 
 def claim(path: Path, kind: DirectoryKind) -> None:
-    """If `path` is free, create a directory of `kind` there. Raises the same errors as `directory_state`."""
+    """If `path` is free, create a directory of `kind` there. Raises the same errors as
+    `directory_state`.
+    """
     if directory_state(path, kind) == "free":
         make_directory(path)
         write_marker(path, kind)
@@ -165,11 +178,15 @@ def write_marker(path: Path, kind: DirectoryKind) -> None:
 
 
 def check_marker(path: Path, kind: DirectoryKind) -> None:
-    """Raise `DatasetError` unless the marker in `path` is exactly what `write_marker` writes for this `kind`."""
+    """Raise `DatasetError` unless the marker in `path` is exactly what `write_marker` writes for
+    this `kind`.
+    """
     content = read_json(path / MARKER)
     kind_of(path)  # refuses the marker of a newer version
     if content != _marker(kind):
-        raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
+        raise DatasetError(
+            f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}"
+        )
 
 
 def _marker(kind: DirectoryKind) -> dict[str, object]:
@@ -192,7 +209,8 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     Raises
     ------
     StorageError
-        If another process, or another part of this process, has the lock. If possible, the message names the process.
+        If another process, or another part of this process, has the lock. If possible, the message
+        names the process.
     """
     try:
         file = open_regular(path / MARKER)
@@ -202,13 +220,15 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
         raise storage_error(path, error) from error
     with file:
         if not try_lock(file, shared=shared) or not _is_open(path / MARKER, file):
-            # Another process has the lock, or had the lock and has replaced or removed the directory.
+            # Another process has the lock, or had the lock and has replaced or removed the
+            # directory.
             raise _in_use(path)
         yield
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Try to lock an open file. False if another process has the lock; True also if the file system has no locks.
+    """Try to lock an open file. False if another process has the lock; True also if the file system
+    has no locks.
 
     `shared` locks for reading only, which allows other readers.
     """
@@ -225,9 +245,12 @@ def _in_use(path: Path) -> StorageError:
     who = "another process or trainer"
     with contextlib.suppress(OSError):
         lock = f":{(path / MARKER).stat().st_ino}"
-        # Lines are like ``1: FLOCK ADVISORY WRITE 4242 08:01:131078 0 EOF``. Locks of other hosts are not listed.
+        # Lines are like ``1: FLOCK ADVISORY WRITE 4242 08:01:131078 0 EOF``. Locks of other hosts
+        # are not listed.
         lines = map(str.split, Path("/proc/locks").read_text().splitlines())
-        who = next((f"process {line[4]}" for line in lines if line[1] == "FLOCK" and line[5].endswith(lock)), who)
+        who = next(
+            (f"process {line[4]}" for line in lines if line[1] == "FLOCK" and line[5].endswith(lock)), who
+        )
     return StorageError(f"{path} is in use by {who}, which reads or writes it: wait for it, or end it")
 
 
@@ -239,7 +262,9 @@ def _is_open(path: Path, file: IO[bytes]) -> bool:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete an owned directory. The marker is deleted last, so an interrupted deletion leaves an owned directory."""
+    """Delete an owned directory. The marker is deleted last, so an interrupted deletion leaves an
+    owned directory.
+    """
     clear_directory(path)
     with _removing(path):
         shutil.rmtree(path)
@@ -261,7 +286,9 @@ def _removing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"cannot remove {error.filename or path}: {reason}; remove {path} yourself") from error
+        raise StorageError(
+            f"cannot remove {error.filename or path}: {reason}; remove {path} yourself"
+        ) from error
 
 
 def replaced_path(path: Path) -> Path:
@@ -270,9 +297,11 @@ def replaced_path(path: Path) -> Path:
 
 
 def move_aside(path: Path, kind: DirectoryKind) -> Path:
-    """Check that the directory `path` is of this `kind` and may be replaced, rename it, and return its new path.
+    """Check that the directory `path` is of this `kind` and may be replaced, rename it, and return
+    its new path.
 
-    If the process ends before the replacement is complete, `recover_replacement` completes or undoes it later.
+    If the process ends before the replacement is complete, `recover_replacement` completes or
+    undoes it later.
     """
     check_replaceable(path, kind)
     old = replaced_path(path)
@@ -285,7 +314,9 @@ def move_aside(path: Path, kind: DirectoryKind) -> Path:
 
 
 def restore_replaced(path: Path, kind: DirectoryKind) -> None:
-    """Undo `move_aside`: delete the unfinished replacement, and rename the earlier directory back."""
+    """Undo `move_aside`: delete the unfinished replacement, and rename the earlier directory
+    back.
+    """
     if directory_state(path, kind) == "ours":
         remove_directory(path)
     with storage_errors(path):
@@ -321,12 +352,14 @@ def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[
 def replace_directory_at(temporary: Path, path: Path, kind: DirectoryKind) -> Path | None:
     """Rename the finished directory `temporary` to `path`.
 
-    Returns the new path of the earlier directory, which the caller has to remove, or None if there was none.
+    Returns the new path of the earlier directory, which the caller has to remove, or None if there
+    was none.
 
     Raises
     ------
     StorageError
-        If `path` exists and is not a directory of `kind`, or if it cannot be written. It is then unchanged.
+        If `path` exists and is not a directory of `kind`, or if it cannot be written. It is then
+        unchanged.
     """
     old = None
     with contextlib.ExitStack() as stack:

@@ -1,10 +1,11 @@
 """Directories in object stores, such as ``s3://bucket/models/clicks``, through fsspec.
 
-An object is written completely or not at all, but a directory of objects is not. So a caller that writes
-several objects writes the one that names the others last.
+An object is written completely or not at all, but a directory of objects is not. So a caller that
+writes several objects writes the one that names the others last.
 
-A URL may come from an untrusted recipe, and some file systems of fsspec run templates, open archives or read the memory
-of this process. So only URLs with one of `PROTOCOLS` are opened, and chained URLs are refused.
+A URL may come from an untrusted recipe, and some file systems of fsspec run templates, open
+archives or read the memory of this process. So only URLs with one of `PROTOCOLS` are opened, and
+chained URLs are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def is_url(text: str | Path) -> bool:
 
 
 def check_store_url(url: str, field: str) -> None:
-    """Raise `ConfigError`, which names `field`, unless `url` is a directory in an object store, without credentials."""
+    """Raise `ConfigError`, which names `field`, unless `url` is a directory in an object store,
+    without credentials.
+    """
     match = URL.match(url)
     names = ", ".join(f"{name}://" for name in STORES)
     if match is None or match[1] not in STORES or "://" in url[match.end() :] or "::" in url:
@@ -53,15 +56,19 @@ def check_store_url(url: str, field: str) -> None:
     # In abfs://container@account, the text before @ is no user.
     if (parts.password or parts.query or parts.fragment) or ("@" in parts.netloc and match[1] != "abfs"):
         raise ConfigError(
-            f"{field}: the URL must have no user, password or query; credentials belong in the environment variables "
-            "or files of the store's library"
+            f"{field}: the URL must have no user, password or query; credentials belong in the environment "
+            "variables or files of the store's library"
         )
     if not parts.netloc or not parts.path.strip("/"):
-        raise ConfigError(f"{field}: {url!r} must name a bucket and a directory in it, such as s3://bucket/clicks")
+        raise ConfigError(
+            f"{field}: {url!r} must name a bucket and a directory in it, such as s3://bucket/clicks"
+        )
 
 
 def hide_secrets(text: str) -> str:
-    """Return `text` in one line, without the values of environment variables that contain credentials."""
+    """Return `text` in one line, without the values of environment variables that contain
+    credentials.
+    """
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
             text = text.replace(value, f"<{name}>")
@@ -70,7 +77,8 @@ def hide_secrets(text: str) -> str:
 
 @contextmanager
 def remote_errors(url: str, doing: str) -> Iterator[None]:
-    """Convert errors of a store to `StorageError`. Libraries of stores raise exceptions of any class.
+    """Convert errors of a store to `StorageError`. Libraries of stores raise exceptions of any
+    class.
 
     Parameters
     ----------
@@ -95,8 +103,8 @@ def remote_errors(url: str, doing: str) -> Iterator[None]:
 class RemoteDirectory:
     """A directory in an object store.
 
-    Names of objects are relative to the directory, with ``/`` as separator. Listings are not cached, because other
-    processes write to the store.
+    Names of objects are relative to the directory, with ``/`` as separator. Listings are not
+    cached, because other processes write to the store.
 
     Parameters
     ----------
@@ -127,7 +135,9 @@ class RemoteDirectory:
         return self.url
 
     def sizes(self, below: str = "") -> dict[str, int]:
-        """Return name -> bytes of all objects, or of those in the subdirectory `below`; empty if there are none."""
+        """Return name -> bytes of all objects, or of those in the subdirectory `below`; empty if
+        there are none.
+        """
         folder = f"{self._path}/{below}".rstrip("/")
         with remote_errors(self.url, "listed"):
             self._system.invalidate_cache()
@@ -144,7 +154,9 @@ class RemoteDirectory:
         return content
 
     def write(self, name: str, content: bytes, *, new: bool = False) -> None:
-        """Write the small object `name`. With `new`, raise `StorageError` if it exists, also if it was just written."""
+        """Write the small object `name`. With `new`, raise `StorageError` if it exists, also if it
+        was just written.
+        """
         with remote_errors(f"{self.url}/{name}", "written"):
             self._system.pipe_file(f"{self._path}/{name}", content, mode="create" if new else "overwrite")
 
@@ -164,7 +176,9 @@ class RemoteDirectory:
         names = [*self.sizes()]
         for name in names:
             if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
-                raise StorageError(f"{self.url} has the object {name[:80]!r}, whose name is not a path; remove it")
+                raise StorageError(
+                    f"{self.url} has the object {name[:80]!r}, whose name is not a path; remove it"
+                )
             self.download(name, folder / name)
         return names
 
@@ -179,7 +193,8 @@ class RemoteDirectory:
 def uploaded(path_or_url: str | Path) -> Iterator[Path]:
     """Context manager that yields the path of a file to write.
 
-    For a URL, the file is in ``TMPDIR`` and is copied to the URL when the context ends, unless it ends with an error.
+    For a URL, the file is in ``TMPDIR`` and is copied to the URL when the context ends, unless it
+    ends with an error.
 
     Parameters
     ----------
@@ -199,7 +214,8 @@ def uploaded(path_or_url: str | Path) -> Iterator[Path]:
 
 
 def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
-    """Copy a directory to an object store. The file `last`, which lists the others, is written at the end.
+    """Copy a directory to an object store. The file `last`, which lists the others, is written at
+    the end.
 
     If a process is killed before, the next call with the same files completes the copy.
 
@@ -235,8 +251,8 @@ def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
 def local_copy(path_or_url: str | Path, field: str) -> Iterator[Path]:
     """Context manager that yields a directory of this machine.
 
-    For the URL of a directory, it is a copy in ``TMPDIR``, which is removed when the context ends. Files that are open
-    or mapped at the end can still be read.
+    For the URL of a directory, it is a copy in ``TMPDIR``, which is removed when the context ends.
+    Files that are open or mapped at the end can still be read.
 
     Parameters
     ----------

@@ -19,10 +19,12 @@ _PREFIX = "stratarec-temporary-"
 
 
 class ScratchDirectory:
-    """New directory ``<parent>/<prefix><token>``, which is locked until it is closed and then removed.
+    """New directory ``<parent>/<prefix><token>``, which is locked until it is closed and then
+    removed.
 
-    The system releases a lock when its process ends for any reason. So a directory with the same prefix that is not
-    locked is abandoned. Abandoned directories are removed before the new one is created.
+    The system releases a lock when its process ends for any reason. So a directory with the same
+    prefix that is not locked is abandoned. Abandoned directories are removed before the new one is
+    created.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ class ScratchDirectory:
         make_directory(parent)
         remove_abandoned(parent, prefix)
         self.path = parent / f"{prefix}{token or secrets.token_hex(6)}"
-        # The directory is created under another name and then renamed, so that other processes only see it locked.
+        # The directory is created under another name and then renamed, so that other processes only
+        # see it locked.
         hidden = parent / f".making-{self.path.name}"
         try:
             hidden.mkdir(mode=0o700)  # the parent may be shared by all users
@@ -88,10 +91,14 @@ def remove_abandoned(parent: Path | None = None, prefix: str = _PREFIX) -> None:
 
 
 def lock_store(path: Path) -> IO[bytes]:
-    """Lock a directory until the returned file is closed. Raises `StorageError` if another process has locked it."""
+    """Lock a directory until the returned file is closed. Raises `StorageError` if another process
+    has locked it.
+    """
     make_directory(path)
     with storage_errors(path / ".lock"):
-        file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
+        file = os.fdopen(
+            os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb"
+        )
     if try_lock(file):
         return file
     file.close()

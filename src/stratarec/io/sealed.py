@@ -1,7 +1,7 @@
 """JSON files with a hash of their content (a seal), validated by a model with every field.
 
-The seal detects damage and edits. It is not a signature: anyone who can write a file can also seal it. So no content is
-used before its model has validated it.
+The seal detects damage and edits. It is not a signature: anyone who can write a file can also seal
+it. So no content is used before its model has validated it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 62)]
 
 
 class Model(pydantic.BaseModel):
-    """Part of a sealed file. Unknown fields, values of other types, NaN and infinities are refused."""
+    """Part of a sealed file. Unknown fields, values of other types, NaN and infinities are
+    refused.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -63,20 +65,27 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
     advice : str
         End of an error message, which says what to do if the file cannot be used.
     error : type
-        Raised if the file is missing, changed, of another format or invalid. The message names the file and the field.
+        Raised if the file is missing, changed, of another format or invalid. The message names the
+        file and the field.
     """
     return validate(model, read_unvalidated(path, _version(model), advice, error), str(path), advice, error)
 
 
-def parse_sealed(text: bytes, origin: str, model: type[M], advice: str, error: type[StrataError] = DatasetError) -> M:
-    """Parse the content of a sealed file as `read_sealed` does. `origin` is the name of the file in messages."""
+def parse_sealed(
+    text: bytes, origin: str, model: type[M], advice: str, error: type[StrataError] = DatasetError
+) -> M:
+    """Parse the content of a sealed file as `read_sealed` does. `origin` is the name of the file in
+    messages.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as fault:
         raise error(f"{origin} is damaged: not JSON ({fault}); {advice}") from fault
     if not isinstance(content, dict):
         raise error(f"{origin}: expected an object, got {_short(content)}; {advice}")
-    return validate(model, _unsealed(content, _version(model), origin, advice, error), origin, advice, error)
+    return validate(
+        model, _unsealed(content, _version(model), origin, advice, error), origin, advice, error
+    )
 
 
 def _version(model: type[pydantic.BaseModel]) -> int:
@@ -84,7 +93,9 @@ def _version(model: type[pydantic.BaseModel]) -> int:
     return version
 
 
-def read_unvalidated(path: Path, version: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
+def read_unvalidated(
+    path: Path, version: int, advice: str, error: type[StrataError] = DatasetError
+) -> dict[str, Any]:
     """Read a sealed file of format `known` without validating its fields."""
     return _unsealed(read_object(path, advice, error), version, str(path), advice, error)
 
@@ -104,33 +115,48 @@ def _unsealed(
 
 
 def newer_format(number: object, version: int) -> str:
-    """Return an error message if format `number` of a file is newer than the known `version`; else an empty text."""
+    """Return an error message if format `number` of a file is newer than the known `version`; else
+    an empty text.
+    """
     if not isinstance(number, int) or isinstance(number, bool) or number <= version:
         return ""
     return f"format {_short(number)}, which a newer version of StrataRec writes, expected {version}; upgrade StrataRec"
 
 
 def validate(
-    model: type[M], content: Mapping[str, Any], origin: str, advice: str, error: type[StrataError] = DatasetError
+    model: type[M],
+    content: Mapping[str, Any],
+    origin: str,
+    advice: str,
+    error: type[StrataError] = DatasetError,
 ) -> M:
     """Convert JSON data to a `model`; raise `error`, which names the first invalid field."""
     try:
-        # The content is parsed as JSON, where strict mode converts lists to tuples, but no other type.
+        # The content is parsed as JSON, where strict mode converts lists to tuples, but no other
+        # type.
         return model.model_validate_json(json.dumps(content))
     except (pydantic.ValidationError, StrataError) as fault:
         # Writing the file again would not help if a package is missing.
-        is_registered = not isinstance(fault, pydantic.ValidationError) or fault.errors()[0]["type"] != UNREGISTERED
+        is_registered = (
+            not isinstance(fault, pydantic.ValidationError) or fault.errors()[0]["type"] != UNREGISTERED
+        )
         raise error(f"{origin}: {describe_error(fault)}" + f"; {advice}" * is_registered) from fault
 
 
 def describe_error(error: Exception) -> str:
-    """Return the first problem that pydantic reports, or the message of any other error, in one line."""
+    """Return the first problem that pydantic reports, or the message of any other error, in one
+    line.
+    """
     if not isinstance(error, pydantic.ValidationError):
         return str(error)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    value = "" if first["type"] in ("missing", "value_error", UNREGISTERED) else f", got {_short(first['input'])}"
+    value = (
+        ""
+        if first["type"] in ("missing", "value_error", UNREGISTERED)
+        else f", got {_short(first['input'])}"
+    )
     return f"{place}: {message[0].lower()}{message[1:]}{value}" if place else f"{message}{value}"
 
 
@@ -153,12 +179,14 @@ def read_object(path: Path, advice: str, error: type[StrataError] = DatasetError
 
 
 def regular_file_below(root: Path, relative: str) -> Path:
-    """Return the path of a regular file below `root` that a manifest names; symbolic links are not followed.
+    """Return the path of a regular file below `root` that a manifest names; symbolic links are not
+    followed.
 
     Raises
     ------
     ValueError
-        If there is no such file, if it is not a regular file, or if its path contains a symbolic link.
+        If there is no such file, if it is not a regular file, or if its path contains a symbolic
+        link.
     """
     parts = PurePosixPath(relative)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:

@@ -1,6 +1,7 @@
 """Tensors in safetensors files, written one at a time.
 
-The safetensors library would first copy all tensors into one buffer, which would double the memory of a large model.
+The safetensors library would first copy all tensors into one buffer, which would double the memory
+of a large model.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ class ChunkedTensor:
 
 
 def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
-    """Return the header of a file, and the byte offset of each tensor in the order in which tensors are stored.
+    """Return the header of a file, and the byte offset of each tensor in the order in which tensors
+    are stored.
 
-    The order is the same as in the safetensors library: wide types first, so that each tensor is aligned, then by name.
+    The order is the same as in the safetensors library: wide types first, so that each tensor is
+    aligned, then by name.
     """
     content: dict[str, dict[str, object]] = {}
     offset = 0
@@ -82,7 +85,9 @@ def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> None:
-    """Write named tensors to a safetensors file; the bytes do not depend on the order of `tensors`."""
+    """Write named tensors to a safetensors file; the bytes do not depend on the order of
+    `tensors`.
+    """
     head, offsets = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
     with path.open("wb") as file:
         file.write(head)
@@ -94,7 +99,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file. Raises `CheckpointError` if it is damaged or missing."""
+    """Read all tensors of a safetensors file. Raises `CheckpointError` if it is damaged or
+    missing.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

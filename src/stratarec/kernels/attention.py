@@ -1,8 +1,8 @@
 """Attention over histories without padding or copies, computed on pairs of a sample and an event.
 
-The pairs of a sample are contiguous. Each distinct event has one row: samples with the same history, and histories that
-overlap, read the same rows. One thread computes each output row and adds its pairs in ascending order, so the bits of
-the result do not depend on the number of threads.
+The pairs of a sample are contiguous. Each distinct event has one row: samples with the same
+history, and histories that overlap, read the same rows. One thread computes each output row and
+adds its pairs in ascending order, so the bits of the result do not depend on the number of threads.
 
 Shapes: B samples, E events, N pairs, D width.
 """
@@ -34,7 +34,8 @@ from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply
 class Pairs:
     """Pairs of samples and events.
 
-    Pairs ``offsets[b]:offsets[b + 1]`` join sample b with consecutive events, beginning with event ``first[b]``.
+    Pairs ``offsets[b]:offsets[b + 1]`` join sample b with consecutive events, beginning with event
+    ``first[b]``.
 
     Parameters
     ----------
@@ -90,7 +91,8 @@ class DevicePairs(NamedTuple):
 
 
 def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] + events[e]`` of every pair of a sample b and an event e, ``[N, D]`` float32.
+    """Return ``samples[b] + events[e]`` of every pair of a sample b and an event e, ``[N, D]``
+    float32.
 
     Parameters
     ----------
@@ -107,7 +109,9 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Te
 
 
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32. The arguments are as in `pair_sums`."""
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32. The arguments are as in
+    `pair_sums`.
+    """
     if isinstance(pairs, DevicePairs):
         return take_rows(samples.float(), pairs.samples) * take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
@@ -116,23 +120,29 @@ def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -
 
 
 def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return for each sample the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]`` float32.
+    """Return for each sample the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]``
+    float32.
 
-    The sum of a sample without pairs is zero. `weights` is ``[N]``; the other arguments are those of `pair_sums`.
+    The sum of a sample without pairs is zero. `weights` is ``[N]``; the other arguments are those
+    of `pair_sums`.
     """
     if isinstance(pairs, DevicePairs):
         return add_up(weights.float().unsqueeze(1) * take_rows(events.float(), pairs.events), pairs.samples)
     pairs.check(None, events)
     if weights.shape != (len(pairs),):
-        raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}, expected one for each pair")
+        raise ConfigError(
+            f"{len(pairs)} pairs got weights {tuple(weights.shape)}, expected one for each pair"
+        )
     out: Tensor = _Pool.apply(weights.float(), events.float(), pairs)
     return out
 
 
-# Every pair refers to the row of its event. When keys and rows were copied to every sample and padded, deduplication
-# gained nothing: 655 ms a step with it and 650 without, on one thread.
+# Every pair refers to the row of its event. When keys and rows were copied to every sample and
+# padded, deduplication gained nothing: 655 ms a step with it and 650 without, on one thread.
 def _run(name: str, pairs: Pairs, split: int, width: int, out: Tensor, *inputs: Any) -> Tensor:
-    """Run the kernel `name`, which writes to `out`, and return `out`; its threads share `split` samples or events."""
+    """Run the kernel `name`, which writes to `out`, and return `out`; its threads share `split`
+    samples or events.
+    """
     threads = team_threads()
     rows = pairs.first.numpy(), pairs.offsets.numpy(), width, tile_size(split, threads, least=64)
     arrays = [flat(part) if isinstance(part, Tensor) else part for part in (*inputs, out)]
@@ -154,7 +164,8 @@ def _sum_to_events(term: int, terms: Tensor, samples: Tensor, pairs: Pairs, even
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, samples: Tensor, events: Tensor, pairs: Pairs, times: bool) -> Tensor:
-        ctx.pairs, ctx.times = pairs, times
+        ctx.pairs = pairs
+        ctx.times = times
         # The gradient of a sum needs only the shapes.
         ctx.save_for_backward(*((samples, events) if times else (samples[:0], events[:0])))
         ctx.events = len(events)
@@ -182,18 +193,22 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, events = ctx.saved_tensors
         pairs: Pairs = ctx.pairs
-        dots = _run("dots", pairs, pairs.samples, events.shape[1], torch.empty(len(pairs)), gradient, events)
+        dots = _run(
+            "dots", pairs, pairs.samples, events.shape[1], torch.empty(len(pairs)), gradient, events
+        )
         return dots, _sum_to_events(SCALED, weights, gradient, pairs, len(events)), None
 
 
 U = np.uint64
-# Term of a pair in a sum: the pair's row in `terms` (PLAIN), this row times a row of the sample or event (PRODUCT), or
-# the pair's number in `terms` times a row of the sample or event (SCALED).
+# Term of a pair in a sum: the pair's row in `terms` (PLAIN), this row times a row of the sample or
+# event (PRODUCT), or the pair's number in `terms` times a row of the sample or event (SCALED).
 PLAIN, PRODUCT, SCALED = 0, 1, 2
 
 
 class PairRows(NamedTuple):
-    """Arrays of `Pairs`, floats of a row, and number of samples (or events) that a thread processes at a time."""
+    """Arrays of `Pairs`, floats of a row, and number of samples (or events) that a thread processes
+    at a time.
+    """
 
     first: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -205,7 +220,10 @@ class PairRows(NamedTuple):
 def combine(member, lanes, one_block, counter, pairs, times, samples, events, out):
     """Set out[p] to samples[b] + events[e], or to their product if `times`, for every pair p."""
     literally(lanes)
-    D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
+    D = U(lanes if one_block else pairs.width)
+    first = pairs.first
+    offsets = pairs.offsets
+    tile = pairs.tile
     while True:
         begin = take(counter) * tile
         if begin >= len(first):
@@ -221,7 +239,9 @@ def combine(member, lanes, one_block, counter, pairs, times, samples, events, ou
 
 @njit(**BODY)
 def term_of(lanes, term, terms, p, right, place, D):
-    """Return one block of the term of a pair: in `terms` the block starts at `p`, in `right` at `place`."""
+    """Return one block of the term of a pair: in `terms` the block starts at `p`, in `right` at
+    `place`.
+    """
     literally(lanes)
     if term == PLAIN:
         return load(terms, p, lanes)
@@ -235,13 +255,17 @@ def term_of(lanes, term, terms, p, right, place, D):
 def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events, out):
     """Set out[b] to the sum of the terms of sample b's pairs."""
     literally(lanes)
-    D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
+    D = U(lanes if one_block else pairs.width)
+    first = pairs.first
+    offsets = pairs.offsets
+    tile = pairs.tile
     while True:
         begin = take(counter) * tile
         if begin >= len(first):
             break
         for b in range(begin, min(begin + tile, len(first))):
-            # The outer loop is over blocks, the inner loop over pairs, so a block of the sum stays in one register.
+            # The outer loop is over blocks, the inner loop over pairs, so a block of the sum stays
+            # in one register.
             for block in range(U(0), D, U(lanes)):
                 row_sum = broadcast(np.float32(0.0), lanes)
                 source = U(first[b]) * D + block
@@ -253,9 +277,14 @@ def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events
 
 @njit(**BODY)
 def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples, out):
-    """Set out[e] to the sum of the terms of event e's pairs; a thread adds a tile of events at a time."""
+    """Set out[e] to the sum of the terms of event e's pairs; a thread adds a tile of events at a
+    time.
+    """
     literally(lanes)
-    D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
+    D = U(lanes if one_block else pairs.width)
+    first = pairs.first
+    offsets = pairs.offsets
+    tile = pairs.tile
     events = len(out) // pairs.width
     while True:
         low = take(counter) * tile
@@ -264,8 +293,8 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
         high = min(low + tile, events)
         for place in range(U(low) * D, U(high) * D, U(lanes)):
             store(out, place, broadcast(np.float32(0.0), lanes))
-        # Every tile visits all samples, because windows overlap and any sample may have events in the tile. The
-        # ascending order of samples fixes the bits.
+        # Every tile visits all samples, because windows overlap and any sample may have events in
+        # the tile. The ascending order of samples fixes the bits.
         for b in range(len(first)):
             begin, end = max(first[b], low), min(first[b] + offsets[b + 1] - offsets[b], high)
             if begin >= end:
@@ -280,9 +309,14 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
 
 @njit(**BODY)
 def dots(member, lanes, one_block, counter, pairs, samples, events, out):
-    """Set out[p] to the dot product of samples[b] and events[e], for every pair p of a sample b and an event e."""
+    """Set out[p] to the dot product of samples[b] and events[e], for every pair p of a sample b and
+    an event e.
+    """
     literally(lanes)
-    D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
+    D = U(lanes if one_block else pairs.width)
+    first = pairs.first
+    offsets = pairs.offsets
+    tile = pairs.tile
     while True:
         begin = take(counter) * tile
         if begin >= len(first):
@@ -300,7 +334,9 @@ def dots(member, lanes, one_block, counter, pairs, samples, events, out):
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
+    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and
+    cached on disk.
+    """
 
     @njit(nogil=True, cache=True)
     def run_combine(team, pairs, times, samples, events, out):
@@ -319,10 +355,15 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_dots(team, pairs, samples, events, out):
-        run_team(team, dots, (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), samples, events, out))
+        run_team(
+            team, dots, (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), samples, events, out)
+        )
 
     return SimpleNamespace(
-        combine=run_combine, sum_to_samples=run_sum_to_samples, sum_to_events=run_sum_to_events, dots=run_dots
+        combine=run_combine,
+        sum_to_samples=run_sum_to_samples,
+        sum_to_events=run_sum_to_events,
+        dots=run_dots,
     )
 
 
@@ -342,6 +383,12 @@ def reference_pair_products(samples: Tensor, events: Tensor, sample: Tensor, eve
     return samples[sample] * events[event]
 
 
-def reference_pair_pool(weights: Tensor, events: Tensor, sample: Tensor, event: Tensor, samples: int) -> Tensor:
-    """Return for each of `samples` samples the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]``."""
-    return weights.new_zeros(samples, events.shape[1]).index_add(0, sample, weights.unsqueeze(1) * events[event])
+def reference_pair_pool(
+    weights: Tensor, events: Tensor, sample: Tensor, event: Tensor, samples: int
+) -> Tensor:
+    """Return for each of `samples` samples the sum of ``weights[p] * events[e]`` over its pairs,
+    ``[B, D]``.
+    """
+    return weights.new_zeros(samples, events.shape[1]).index_add(
+        0, sample, weights.unsqueeze(1) * events[event]
+    )

@@ -1,4 +1,5 @@
-"""Layout of a group of tables of one width, lookups of a batch in it, and kernels that read only ids.
+"""Layout of a group of tables of one width, lookups of a batch in it, and kernels that read only
+ids.
 
 Shapes: F features, B samples, N ids.
 """
@@ -43,7 +44,8 @@ class BagBatch:
     key : ndarray
         ``[F]`` int64 position of each of the group's features among the keys.
     filled : ndarray or None
-        ``[F]`` int64 number of bags to pool of each feature, which are its first bags; None to pool all bags.
+        ``[F]`` int64 number of bags to pool of each feature, which are its first bags; None to pool
+        all bags.
     """
 
     values: Ids
@@ -56,21 +58,31 @@ class BagBatch:
     def span(self, feature: int) -> tuple[int, int]:
         """Return the first and the last (exclusive) position of the feature's ids in `values`."""
         first, last = int(self.key[feature]) * self.batch, (int(self.key[feature]) + 1) * self.batch
-        return (first, last) if self.offsets is None else (int(self.offsets[first]), int(self.offsets[last]))
+        return (
+            (first, last) if self.offsets is None else (int(self.offsets[first]), int(self.offsets[last]))
+        )
 
     @property
     def compiled(self) -> tuple[Any, ...]:
-        """Fields of `Bags` as a plain tuple; passing a named tuple to a kernel takes twice as long."""
-        # Not cached: the lock of a cached property in Python 3.11 takes longer than building the tuple.
+        """Fields of `Bags` as a plain tuple; passing a named tuple to a kernel takes twice as
+        long.
+        """
+        # Not cached: the lock of a cached property in Python 3.11 takes longer than building the
+        # tuple.
         return (
-            self.values, _NO_OFFSETS if self.offsets is None else self.offsets, self.offsets is None,
-            _NO_WEIGHTS if self.weights is None else self.weights, self.weights is not None, self.batch,
-        )  # fmt: skip
+            self.values,
+            _NO_OFFSETS if self.offsets is None else self.offsets,
+            self.offsets is None,
+            _NO_WEIGHTS if self.weights is None else self.weights,
+            self.weights is not None,
+            self.batch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLayout:
-    """Fixed layout of a group of tables of one width; int64 arrays with one entry per feature, unless noted.
+    """Fixed layout of a group of tables of one width; int64 arrays with one entry per feature,
+    unless noted.
 
     Parameters
     ----------
@@ -81,7 +93,8 @@ class GroupLayout:
     column : ndarray
         First column of the feature in the pooled output; unused for sequences.
     mean, sequence : ndarray
-        1 for features that are pooled by the mean, and 1 for features that are looked up without pooling; otherwise 0.
+        1 for features that are pooled by the mean, and 1 for features that are looked up without
+        pooling; otherwise 0.
     table_start, table_features : ndarray
         ``[tables + 1]`` and ``[F]``: table t has the features
         ``table_features[table_start[t]:table_start[t + 1]]``.
@@ -98,17 +111,23 @@ class GroupLayout:
 
     @cached_property
     def pooled(self) -> slice | NDArray[np.int64]:
-        """Indices of the pooled features. If all features are pooled, a slice, which copies nothing."""
+        """Indices of the pooled features. If all features are pooled, a slice, which copies
+        nothing.
+        """
         return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
 
     @cached_property
     def nowhere(self) -> NDArray[np.int64]:
-        """Zeros ``[F]``, the starts of the gradients of sequence features in a batch without sequences."""
+        """Zeros ``[F]``, the starts of the gradients of sequence features in a batch without
+        sequences.
+        """
         return np.zeros(len(self.sequence), dtype=np.int64)
 
     @cached_property
     def lines(self) -> bool:
-        """Whether pooled rows fill complete cache lines, provided that each sample of the output starts at one."""
+        """Whether pooled rows fill complete cache lines, provided that each sample of the output
+        starts at one.
+        """
         return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
 
     def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
@@ -123,7 +142,9 @@ class GroupLayout:
 
 
 def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
-    """Return the number of lookups of each table of `group` in the batch `bags`, ``[tables]`` int64."""
+    """Return the number of lookups of each table of `group` in the batch `bags`, ``[tables]``
+    int64.
+    """
     if bags.offsets is None:
         return np.diff(group.table_start) * bags.batch
     first = bags.key[group.table_features] * bags.batch
@@ -131,12 +152,16 @@ def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
 
 
 def first_falling(offsets: NDArray[np.int64], total: int) -> int:
-    """Return the first i for which ``offsets[i + 1] < offsets[i]`` or one of the two is outside [0, total]; else -1."""
+    """Return the first i for which ``offsets[i + 1] < offsets[i]`` or one of the two is outside [0,
+    total]; else -1.
+    """
     return int(_first_falling(offsets, total))
 
 
 def first_outside(group: GroupLayout, bags: BagBatch) -> int:
-    """Return the first position in ``bags.values`` of an id outside its table in `group`; -1 if there is none."""
+    """Return the first position in ``bags.values`` of an id outside its table in `group`; -1 if
+    there is none.
+    """
     filled = NO_LIMITS if bags.filled is None else bags.filled
     return int(_first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
 
@@ -150,10 +175,15 @@ def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> No
 
 
 def list_slots(
-    group: GroupLayout, bags: BagBatch, order: NDArray[np.int64], begin: NDArray[np.int64], pooled: int,
+    group: GroupLayout,
+    bags: BagBatch,
+    order: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    pooled: int,
     out: Sequence[NDArray[np.int32]],
-) -> int:  # fmt: skip
-    """List a batch's lookups, feature after feature; return the position of an id outside its table, or -1.
+) -> int:
+    """List a batch's lookups, feature after feature; return the position of an id outside its
+    table, or -1.
 
     Parameters
     ----------
@@ -162,14 +192,16 @@ def list_slots(
     bags : BagBatch
         Lookups of the batch.
     order : ndarray
-        Positions of the features in the group, in the order of the list; the first `pooled` features are pooled.
+        Positions of the features in the group, in the order of the list; the first `pooled`
+        features are pooled.
     begin : ndarray
         First place in the list of each feature of `order`.
     pooled : int
         Number of pooled features in `order`.
     out : sequence of ndarray
-        Three int32 arrays to fill, of at least these sizes, or empty if not needed: the row of each lookup in the group
-        ``[N]``, the first lookup of each pooled bag ``[pooled * B + 1]``, and the bits of float32 weights ``[N]``.
+        Three int32 arrays to fill, of at least these sizes, or empty if not needed: the row of each
+        lookup in the group ``[N]``, the first lookup of each pooled bag ``[pooled * B + 1]``, and
+        the bits of float32 weights ``[N]``.
     """
     return int(_list_slots(bags.compiled, group.features(bags), order, begin, pooled, *out))
 
@@ -180,7 +212,8 @@ U = np.uint64
 class Bags(NamedTuple):
     """Arrays of a `BagBatch`.
 
-    If `singles` (every bag holds one id), `offsets` is a placeholder; if not `weighted`, `weights` is one.
+    If `singles` (every bag holds one id), `offsets` is a placeholder; if not `weighted`, `weights`
+    is one.
     """
 
     values: NDArray[Any]
@@ -192,7 +225,9 @@ class Bags(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Arrays of a `GroupLayout` with one entry per feature, and the position of each feature among the batch's keys."""
+    """Arrays of a `GroupLayout` with one entry per feature, and the position of each feature among
+    the batch's keys.
+    """
 
     key: NDArray[np.int64]
     base: NDArray[np.int64]
@@ -204,7 +239,9 @@ class Features(NamedTuple):
 
 @njit(**BODY)
 def share(length, mean):
-    """Return the factor of each lookup in a bag of `length` ids: ``1 / length`` for a mean, otherwise 1."""
+    """Return the factor of each lookup in a bag of `length` ids: ``1 / length`` for a mean,
+    otherwise 1.
+    """
     return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
 
 
@@ -219,7 +256,9 @@ def span(bags, key):
 
 @njit(nogil=True, cache=True)
 def _first_outside(bags, filled, key, rows, sequence):
-    """Return the first position of an id outside [0, `rows` of its feature), or -1 if there is none."""
+    """Return the first position of an id outside [0, `rows` of its feature), or -1 if there is
+    none.
+    """
     bags = Bags(*bags)
     for f in range(len(key)):
         begin, end = span(bags, key[f])
@@ -275,7 +314,9 @@ def _mark_rows(bags, key, base, bits):
 
 @njit(nogil=True, cache=True)
 def _first_falling(offsets, total):
-    """Return the first i for which offsets[i + 1] < offsets[i] or one of the two is outside [0, total]; else -1."""
+    """Return the first i for which offsets[i + 1] < offsets[i] or one of the two is outside [0,
+    total]; else -1.
+    """
     last = len(offsets) - 1
     falls = np.int64(offsets[0] < 0) + np.int64(offsets[last] > total)
     # Without a branch the loop is vectorized; nearly all batches are valid.

@@ -18,14 +18,18 @@ _pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, t
 
 
 def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sum equal parts of flat float32 `values` on all threads; a remainder shorter than a part is left out."""
+    """Sum equal parts of flat float32 `values` on all threads; a remainder shorter than a part is
+    left out.
+    """
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
     _sum_parts(values, out)
     return out
 
 
 def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: int) -> NDArray[np.float32]:
-    """Sum `rows` of flat `values`, which has rows of `width` numbers, in equal parts on all threads."""
+    """Sum `rows` of flat `values`, which has rows of `width` numbers, in equal parts on all
+    threads.
+    """
     if len(rows) and int(rows.max()) * width + width > len(values):
         raise ConfigError(f"row {rows.max()} of width {width} is outside {len(values)} values")
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
@@ -34,10 +38,11 @@ def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: in
 
 
 def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-    """Read ``len(buffer)`` bytes of the open file `descriptor` at each of `offsets` (bytes) into `buffer`.
+    """Read ``len(buffer)`` bytes of the open file `descriptor` at each of `offsets` (bytes) into
+    `buffer`.
 
-    The interpreter's lock is not held. If the descriptor was opened for direct I/O, `buffer` and `offsets` must be
-    aligned to the device's blocks.
+    The interpreter's lock is not held. If the descriptor was opened for direct I/O, `buffer` and
+    `offsets` must be aligned to the device's blocks.
 
     Returns
     -------
@@ -47,7 +52,8 @@ def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.
     return int(_read_blocks(descriptor, buffer.ctypes.data, len(buffer), offsets))
 
 
-# The compiler may reorder additions. Otherwise each would wait for the one before, and memory would not be the limit.
+# The compiler may reorder additions. Otherwise each would wait for the one before, and memory would
+# not be the limit.
 @njit(nogil=True, cache=True, parallel=True, fastmath=True)
 def _sum_parts(values, out):
     """Split `values` into len(out) equal parts and set ``out[c]`` to the sum of part c."""
@@ -83,7 +89,9 @@ def _sum_rows(values, rows, width, out):
 
 @njit(nogil=True, cache=True)
 def _read_blocks(descriptor, address, size, offsets):
-    """Read `size` bytes at each offset to `address`; return the number of complete reads before an incomplete one."""
+    """Read `size` bytes at each offset to `address`; return the number of complete reads before an
+    incomplete one.
+    """
     for i in range(len(offsets)):
         if _pread(descriptor, address, size, offsets[i]) != size:
             return i
@@ -100,5 +108,7 @@ def reference_sum_rows(
     values: NDArray[np.float32], rows: NDArray[np.uint64], width: int, parts: int
 ) -> NDArray[np.float32]:
     """Sum the given rows of `values` in `parts` equal parts, in NumPy."""
-    sums: NDArray[np.float32] = values.reshape(-1, width)[rows.astype(np.int64)].reshape(parts, -1).sum(axis=1)
+    sums: NDArray[np.float32] = (
+        values.reshape(-1, width)[rows.astype(np.int64)].reshape(parts, -1).sum(axis=1)
+    )
     return sums

@@ -1,9 +1,10 @@
 """Features of an item that is shown at a click: counts of earlier clicks in sliding windows.
 
-In memory are: the clicks of the longest window (40 bytes each), the clicks of the shorter windows, a table of counts,
-and the time of each item's first click. Counts are in open-addressing tables of 64-bit keys. The key 0 marks an empty
-slot, so the lowest bit of every key is set. Users, sessions, items and contexts are well-mixed 64-bit hashes; two of
-them share a key with a probability of 2^-63.
+In memory are: the clicks of the longest window (40 bytes each), the clicks of the shorter windows,
+a table of counts, and the time of each item's first click. Counts are in open-addressing tables of
+64-bit keys. The key 0 marks an empty slot, so the lowest bit of every key is set. Users, sessions,
+items and contexts are well-mixed 64-bit hashes; two of them share a key with a probability of
+2^-63.
 """
 
 from __future__ import annotations
@@ -64,10 +65,12 @@ class Lookback:
 
     @property
     def reach(self) -> int:
-        """Maximum age of the clicks that affect a click's counts, `memory` + `window`, in the unit of the times.
+        """Maximum age of the clicks that affect a click's counts, `memory` + `window`, in the unit
+        of the times.
 
-        Counted clicks are at most `memory` earlier. How a click is counted, such as a move from the user's previous
-        item, depends on clicks up to `window` before it. The first click of an item has an effect at any age.
+        Counted clicks are at most `memory` earlier. How a click is counted, such as a move from the
+        user's previous item, depends on clicks up to `window` before it. The first click of an item
+        has an effect at any age.
         """
         return self._spans.memory + self._spans.window
 
@@ -91,7 +94,8 @@ class Lookback:
         _move_first(items | np.uint64(1), times, *self._first)
 
     def features(self, clicks: Clicks, shown: Hashes) -> NDArray[np.float32]:
-        """Count `clicks`, which follow all earlier calls' clicks; return the features of the items shown at each click.
+        """Count `clicks`, which follow all earlier calls' clicks; return the features of the items
+        shown at each click.
 
         Parameters
         ----------
@@ -103,18 +107,21 @@ class Lookback:
         Returns
         -------
         ndarray
-            ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, computed from clicks strictly before each click:
+            ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, computed from clicks strictly
+            before each click:
 
             - clicks of the item within `window` and within `recent`
             - seconds since the item's first click (NaN if there is none)
             - clicks of the item within `memory`, by anyone and by the user
-            - moves from the user's previous item to this item, and moves back (a move is two consecutive clicks of a
-              user, at most `window` apart)
+            - moves from the user's previous item to this item, and moves back (a move is two
+              consecutive clicks of a user, at most `window` apart)
             - clicks of the user's previous item
             - clicks of the session
             - seconds since the user's previous click (NaN if there is none within `memory`)
-            - clicks of the item within `window` at the same place in a session (first, second, later)
-            - for each context, clicks of the item within `window` in the same context (NaN if the context is missing)
+            - clicks of the item within `window` at the same place in a session (first, second,
+              later)
+            - for each context, clicks of the item within `window` in the same context (NaN if the
+              context is missing)
         """
         count = len(clicks.times)
         self._make_room(count, int(clicks.times[0]) if count else 0)
@@ -122,20 +129,25 @@ class Lookback:
         out = np.zeros((*shown.shape, FIXED + self._contexts), dtype=np.float32)
         tables = Tables(self._keys, self._counts, *self._last, *self._first)
         expired = _scan(clicks, shown, self._spans, *queues, tables, out)
-        self._fresh, self._short, self._long = (_drop(queue, n) for queue, n in zip(queues, expired, strict=True))
+        self._fresh, self._short, self._long = (
+            _drop(queue, n) for queue, n in zip(queues, expired, strict=True)
+        )
         return out
 
     def _make_room(self, clicks: int, now: int) -> None:
         """Resize the tables so that they are at most half full after `clicks` more clicks."""
         entries = clicks * (LONG_KEYS + SHORT_KEYS + 1 + self._contexts)
-        # Keys with a count of 0 stay until the table is rebuilt, because emptying their slots would break the chains.
+        # Keys with a count of 0 stay until the table is rebuilt, because emptying their slots would
+        # break the chains.
         if 2 * (self._most_keys + entries) > len(self._keys):
             self._most_keys = int(np.count_nonzero(self._counts))
-            # With room for half as many keys again, a call moves a constant number of keys per click on average.
+            # With room for half as many keys again, a call moves a constant number of keys per
+            # click on average.
             size = _size(self._most_keys * 3 // 2 + entries)
             keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
             _move_counts(self._keys, self._counts, keys, counts)
-            self._keys, self._counts = keys, counts
+            self._keys = keys
+            self._counts = counts
         self._most_keys += entries
         oldest = now - self._spans.memory
         last = _last_table(_size(int(np.count_nonzero(self._last[2] >= oldest)) + clicks))
@@ -174,8 +186,8 @@ def _size(entries: int) -> int:
 
 U = np.uint64
 ITEM, USER_ITEM, MOVE, SESSION, STEP, NEAR, FRESH, CONTEXT = (U(n) for n in range(1, 9))
-# Number of keys that a click adds to the counts of `memory`, and to the counts of `window`. The counts of `window` also
-# get one key per context.
+# Number of keys that a click adds to the counts of `memory`, and to the counts of `window`. The
+# counts of `window` also get one key per context.
 LONG_KEYS, SHORT_KEYS = 4, 2
 LAST_STEP = 2
 # Feature columns that do not depend on the number of contexts.
@@ -183,7 +195,9 @@ FIXED = 11
 
 
 class Clicks(NamedTuple):
-    """N clicks in order of time: ``[N]`` times and hashes, and ``[N, C]`` hashes of contexts, 0 where missing."""
+    """N clicks in order of time: ``[N]`` times and hashes, and ``[N, C]`` hashes of contexts, 0
+    where missing.
+    """
 
     times: NDArray[np.int64]
     users: NDArray[np.uint64]
@@ -193,7 +207,9 @@ class Clicks(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Open-addressing tables: counts; users with item and time of the last click; items with time of first click."""
+    """Open-addressing tables: counts; users with item and time of the last click; items with time
+    of first click.
+    """
 
     keys: NDArray[np.uint64]
     counts: NDArray[np.int32]
@@ -205,7 +221,9 @@ class Tables(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Clicks that are still counted, oldest first: their times, their keys, and the position of the first new click."""
+    """Clicks that are still counted, oldest first: their times, their keys, and the position of the
+    first new click.
+    """
 
     times: NDArray[np.int64]
     keys: NDArray[np.uint64]
@@ -250,7 +268,9 @@ def _get(keys, counts, key):
 
 @njit(nogil=True, cache=True)
 def _expire(queue, low, end, oldest, keys, counts):
-    """Subtract the clicks before `oldest` from the counts; return the position of the first click that remains."""
+    """Subtract the clicks before `oldest` from the counts; return the position of the first click
+    that remains.
+    """
     while low < end and queue.times[low] < oldest:
         for key in queue.keys[low]:
             if key:
@@ -294,17 +314,21 @@ def _move_first(keys, times, new_keys, new_times):
 def _scan(clicks, shown, spans, fresh, short, long, tables, out):
     """Count clicks in order of time, and read the counts of the items shown at each click.
 
-    New click n takes position ``start + n`` of each queue, whose times are already set. ``out[n, k]`` is filled
-    wherever ``shown[n, k]`` is not 0. A context of 0 is missing. Returns the number of expired clicks of each queue.
+    New click n takes position ``start + n`` of each queue, whose times are already set. ``out[n,
+    k]`` is filled wherever ``shown[n, k]`` is not 0. A context of 0 is missing. Returns the number
+    of expired clicks of each queue.
     """
     times, users, sessions, items, contexts = clicks
     keys, counts, last_keys, last_items, last_times, first_keys, first_times = tables
     rounds, width = shown.shape
-    fresh_low, short_low, long_low, high = 0, 0, 0, 0
+    fresh_low = 0
+    short_low = 0
+    long_low = 0
+    high = 0
     missing = np.float32(np.nan)
     for n in range(rounds + 1):
-        # Before click n is read, all clicks with an earlier time are counted, so a click does not count for the items
-        # shown with it. The last round only counts the remaining clicks.
+        # Before click n is read, all clicks with an earlier time are counted, so a click does not
+        # count for the items shown with it. The last round only counts the remaining clicks.
         while high < rounds and (n == rounds or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
             long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)
@@ -367,7 +391,9 @@ def _scan(clicks, shown, spans, fresh, short, long, tables, out):
             row[10] = _get(keys, counts, _pair(STEP, item, step))
             for c in range(contexts.shape[1]):
                 context = contexts[n, c]
-                row[FIXED + c] = _get(keys, counts, _pair(CONTEXT + U(c), item, context)) if context else missing
+                row[FIXED + c] = (
+                    _get(keys, counts, _pair(CONTEXT + U(c), item, context)) if context else missing
+                )
     return fresh_low, short_low, long_low
 
 
@@ -385,7 +411,9 @@ class Click:
 def reference_features(
     log: Sequence[Click], at: Click, item: int, *, recent: int, window: int, memory: int, second: int
 ) -> list[float]:
-    """Compute the features of `item` when it is shown at the click `at`, from all clicks of `log`, in order of time."""
+    """Compute the features of `item` when it is shown at the click `at`, from all clicks of `log`,
+    in order of time.
+    """
     past = [click for click in log if click.time < at.time]
     fresh = [click for click in past if click.time >= at.time - recent]
     born = next((click.time for click in past if click.item == item), None)

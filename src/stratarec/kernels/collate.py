@@ -1,7 +1,7 @@
 """Build batches from stored columns: gather rows, number pointers, join windows and bags.
 
-The kernels run on one thread, the thread of the loader. Row numbers, pointers and windows come from files whose content
-was checked.
+The kernels run on one thread, the thread of the loader. Row numbers, pointers and windows come from
+files whose content was checked.
 
 Shapes: B samples, U distinct values, N ids.
 """
@@ -52,10 +52,13 @@ def spread_rows(
     return out, bool(_spread_rows(words.reshape(-1), width, rows, paired, ids, out))
 
 
-def fill_segments(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
+def fill_segments(
+    words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]
+) -> None:
     """Set column number `column` of C-contiguous `words` ``[M, W]``.
 
-    The first ``sizes[0]`` rows get ``values[0]``, the next ``sizes[1]`` rows ``values[1]``, and so on for all M rows.
+    The first ``sizes[0]`` rows get ``values[0]``, the next ``sizes[1]`` rows ``values[1]``, and so
+    on for all M rows.
     """
     _fill_segments(words.reshape(-1), words.shape[1], column, values, sizes)
 
@@ -70,13 +73,18 @@ def order_segments(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: i
     return places
 
 
-def scatter_rows(matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], places: Any) -> None:
-    """Set ``out[i, places[j]] = matrix[rows[i], j]`` for C-contiguous matrices; rows and places are not checked."""
+def scatter_rows(
+    matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], places: Any
+) -> None:
+    """Set ``out[i, places[j]] = matrix[rows[i], j]`` for C-contiguous matrices; rows and places are
+    not checked.
+    """
     _scatter_rows(matrix.reshape(-1), matrix.shape[1], rows, out.reshape(-1), out.shape[1], places)
 
 
 def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Replace pointers in place by numbers in the order of their first appearance; return the distinct pointers.
+    """Replace pointers in place by numbers in the order of their first appearance; return the
+    distinct pointers.
 
     Parameters
     ----------
@@ -91,7 +99,8 @@ def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> ND
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """List column: row r has the values ``values[start[r]:start[r] + length[r]]``; rows may overlap.
+    """List column: row r has the values ``values[start[r]:start[r] + length[r]]``; rows may
+    overlap.
 
     `values` are ``[N]`` int32 ids, or float32 weights of ids.
     """
@@ -108,7 +117,8 @@ class Lists:
 def take_bags(
     ids: NDArray[np.int32], lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Return the bags of some rows, first the bags of each column of `ids`, then the bags of each of `lists`.
+    """Return the bags of some rows, first the bags of each column of `ids`, then the bags of each
+    of `lists`.
 
     Parameters
     ----------
@@ -124,14 +134,17 @@ def take_bags(
     tuple of ndarray
         ``[N]`` ids, and ``[(W + len(lists)) * B + 1]`` offsets or None if every bag holds one id.
     """
-    values, missing = spread_rows(ids, rows, paired=False, ids=ids.shape[1], room=sum(part.ids(rows) for part in lists))
+    values, missing = spread_rows(
+        ids, rows, paired=False, ids=ids.shape[1], room=sum(part.ids(rows) for part in lists)
+    )
     return end_bags(values, ids.shape[1], missing, lists, rows)
 
 
 def end_bags(
     values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Add the ids of lists to the gathered ids of single columns, and return the bags in the form of `take_bags`.
+    """Add the ids of lists to the gathered ids of single columns, and return the bags in the form
+    of `take_bags`.
 
     Parameters
     ----------
@@ -150,17 +163,23 @@ def end_bags(
     offsets = np.empty((width + len(lists)) * size + 1, dtype=np.int64)
     end = _end_bags(values, width * size, missing, offsets)
     for place, part in enumerate(lists, width):
-        end = _append_lists(part.start, part.length, part.values, rows, values, end, offsets, place * size + 1)
+        end = _append_lists(
+            part.start, part.length, part.values, rows, values, end, offsets, place * size + 1
+        )
     return values[:end], offsets
 
 
-def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the weight of each id of the bags that `end_bags` built, ``[N]`` float32; ids without a weight have 1.
+def take_weights(
+    lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return the weight of each id of the bags that `end_bags` built, ``[N]`` float32; ids without
+    a weight have 1.
 
     Parameters
     ----------
     lists : sequence of Lists or None
-        Weights of each list column, or None for a column without weights. Bags of list columns follow all others.
+        Weights of each list column, or None for a column without weights. Bags of list columns
+        follow all others.
     rows : ndarray
         ``[B]`` rows from which the bags were built.
     offsets : ndarray
@@ -171,12 +190,17 @@ def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDA
     for place, part in enumerate(lists):
         begin = first + place * len(rows)
         if part is not None:
-            # This writes offsets again, with the same values, because weights have the layout of their ids.
-            _append_lists(part.start, part.length, part.values, rows, weights, offsets[begin], offsets, begin + 1)
+            # This writes offsets again, with the same values, because weights have the layout of
+            # their ids.
+            _append_lists(
+                part.start, part.length, part.values, rows, weights, offsets[begin], offsets, begin + 1
+            )
     return weights
 
 
-def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+def join_windows(
+    lists: Lists, rows: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
     """Copy the windows in some rows of a list column; values where windows overlap are copied once.
 
     Parameters
@@ -189,8 +213,8 @@ def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], N
     Returns
     -------
     tuple of ndarray
-        Start ``[U]`` and length ``[U]`` of each window in the copied values, and these values in the order of the
-        column.
+        Start ``[U]`` and length ``[U]`` of each window in the copied values, and these values in
+        the order of the column.
     """
     start, length = lists.start[rows], lists.length[rows]
     order, moved = np.argsort(start), np.empty(len(rows), dtype=np.int64)
@@ -201,7 +225,8 @@ def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], N
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBags:
-    """Bags of some features; bag i of feature f is ``values[start[f * bags + i]:stop[f * bags + i]]``.
+    """Bags of some features; bag i of feature f is ``values[start[f * bags + i]:stop[f * bags +
+    i]]``.
 
     Parameters
     ----------
@@ -212,7 +237,8 @@ class FeatureBags:
     start, stop : ndarray or None
         ``[features * bags]`` int64; None if every bag holds one value.
     rows : ndarray or None
-        ``[M]`` numbers of the bags to use of every feature, in [0, bags); None for all bags, in order.
+        ``[M]`` numbers of the bags to use of every feature, in [0, bags); None for all bags, in
+        order.
     """
 
     values: NDArray[Any]
@@ -252,7 +278,9 @@ def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], ND
     tuple of ndarray
         ``[N]`` values and ``[F * size + 1]`` int64 offsets.
     """
-    values = np.empty(sum(part.ids for part in parts), dtype=np.result_type(*(part.values for part in parts)))
+    values = np.empty(
+        sum(part.ids for part in parts), dtype=np.result_type(*(part.values for part in parts))
+    )
     offsets = np.empty(sum(part.features for part in parts) * size + 1, dtype=np.int64)
     offsets[0], place, end = 0, 1, 0
     for part in parts:
@@ -269,7 +297,9 @@ def outside(places: NDArray[Any] | Tensor, limit: int) -> int:
 
 
 def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor, limit: int) -> int:
-    """Return the first u for which the window ``start[u]:start[u] + length[u]`` is not within [0, limit], or -1."""
+    """Return the first u for which the window ``start[u]:start[u] + length[u]`` is not within [0,
+    limit], or -1.
+    """
     if isinstance(start, np.ndarray) or isinstance(length, np.ndarray):
         return int(_outside_windows(start, length, limit))
     if start.is_cpu:
@@ -290,7 +320,8 @@ AHEAD = 8
 
 @njit(nogil=True, cache=True)
 def _spread_rows(words, width, rows, paired, ids, out):
-    """Write the columns of `rows` one after another; if `paired`, the first two columns stay side by side.
+    """Write the columns of `rows` one after another; if `paired`, the first two columns stay side
+    by side.
 
     Returns whether a number in one of the last `ids` columns is negative.
     """
@@ -298,8 +329,8 @@ def _spread_rows(words, width, rows, paired, ids, out):
     front, last = U(2 if paired else 0), max(U(len(rows)), U(1)) - U(1)
     for i in range(count):
         prefetch(words, U(rows[min(i + U(2 * AHEAD), last)]) * W)
-        # Sample by sample, because the words of a sample share a cache line. A gather, a copy and a strided store took
-        # 2.36 ms for a batch of 8,192; one pass takes 1.48.
+        # Sample by sample, because the words of a sample share a cache line. A gather, a copy and a
+        # strided store took 2.36 ms for a batch of 8,192; one pass takes 1.48.
         source = U(rows[i]) * W
         for j in range(front):
             out[U(2) * i + j] = words[source + j]
@@ -312,7 +343,9 @@ def _spread_rows(words, width, rows, paired, ids, out):
 
 @njit(nogil=True, cache=True)
 def _fill_segments(words, width, column, values, sizes):
-    """Set a column of words to values[0] in the first sizes[0] rows, to values[1] in the next sizes[1], and so on."""
+    """Set a column of words to values[0] in the first sizes[0] rows, to values[1] in the next
+    sizes[1], and so on.
+    """
     at = U(column)
     for segment in range(len(sizes)):
         for _ in range(sizes[segment]):
@@ -322,7 +355,8 @@ def _fill_segments(words, width, column, values, sizes):
 
 @njit(nogil=True, cache=True)
 def _end_bags(values, count, missing, offsets):
-    """Write the offsets of `count` bags of one id each; if some ids are `missing` (negative), make their bags empty.
+    """Write the offsets of `count` bags of one id each; if some ids are `missing` (negative), make
+    their bags empty.
 
     Returns the number of ids that remain.
     """
@@ -343,7 +377,9 @@ def _end_bags(values, count, missing, offsets):
 
 @njit(nogil=True, cache=True)
 def _order_segments(starts, chosen, size, out):
-    """Write the positions of the segments `chosen`; segment r begins at starts[r] and ends at the next start."""
+    """Write the positions of the segments `chosen`; segment r begins at starts[r] and ends at the
+    next start.
+    """
     at, last = U(0), len(starts) - 1
     for segment in chosen:
         for place in range(starts[segment], starts[segment + 1] if segment < last else size):
@@ -353,7 +389,8 @@ def _order_segments(starts, chosen, size, out):
 
 @njit(nogil=True, cache=True)
 def _number_pointers(pointers, place, used):
-    """Replace pointers by numbers in the order of first appearance; set used[number] to the pointer. Return the count.
+    """Replace pointers by numbers in the order of first appearance; set used[number] to the
+    pointer. Return the count.
 
     `place` is filled with -1 before and after the call.
     """
@@ -385,7 +422,8 @@ def _scatter_rows(matrix, width, rows, out, stride, places):
 
 @njit(nogil=True, cache=True)
 def _append_lists(start, length, source, rows, values, at, offsets, place):
-    """Append list rows as bags: their ids to `values` from `at` on, the end of each bag to `offsets` from `place` on.
+    """Append list rows as bags: their ids to `values` from `at` on, the end of each bag to
+    `offsets` from `place` on.
 
     Returns the end of the last bag.
     """
@@ -415,9 +453,11 @@ def _total_length(length, rows):
 
 @njit(nogil=True, cache=True)
 def _join_windows(start, length, order, values, moved, out):
-    """Copy the values of all windows to `out` in ascending order; values where windows overlap are copied once.
+    """Copy the values of all windows to `out` in ascending order; values where windows overlap are
+    copied once.
 
-    `order` sorts `start`. ``moved[u]`` is the start of window u in `out`. Returns the number of values.
+    `order` sorts `start`. ``moved[u]`` is the start of window u in `out`. Returns the number of
+    values.
     """
     stop, total = -1, 0
     for u in order:
@@ -436,10 +476,11 @@ def _join_windows(start, length, order, values, moved, out):
 
 
 class BagPlaces(NamedTuple):
-    """Positions of bags: bag i of feature f has number ``f * bags + i``, or ``f * bags + rows[i]`` if `chosen`.
+    """Positions of bags: bag i of feature f has number ``f * bags + i``, or ``f * bags + rows[i]``
+    if `chosen`.
 
-    A bag is ``values[start:stop]``. If bags are `single`, bag number n is ``values[n]``, and `start` and `stop` are
-    empty.
+    A bag is ``values[start:stop]``. If bags are `single`, bag number n is ``values[n]``, and
+    `start` and `stop` are empty.
     """
 
     start: NDArray[np.int64]
@@ -465,7 +506,8 @@ def _count_ids(places):
 
 @njit(nogil=True, cache=True)
 def _join_bags(values, places, size, offsets, place, out, at):
-    """Append bags to `out` from `at` on and their ends to `offsets` from `place` on; pad each feature to `size` bags.
+    """Append bags to `out` from `at` on and their ends to `offsets` from `place` on; pad each
+    feature to `size` bags.
 
     Returns the end of the last bag.
     """
@@ -486,7 +528,8 @@ def _join_bags(values, places, size, offsets, place, out, at):
     return np.int64(end)
 
 
-# The next functions keep the interpreter lock: they take less time than releasing and taking it again.
+# The next functions keep the interpreter lock: they take less time than releasing and taking it
+# again.
 
 
 @njit(cache=True)
@@ -518,7 +561,9 @@ def _least_and_total(sizes):
 
 
 def reference_number_pointers(pointers: list[int]) -> tuple[list[int], list[int]]:
-    """Return the number of each pointer in the order of first appearance, and the distinct pointers."""
+    """Return the number of each pointer in the order of first appearance, and the distinct
+    pointers.
+    """
     used = list(dict.fromkeys(pointers))
     return [used.index(pointer) for pointer in pointers], used
 
@@ -529,7 +574,9 @@ def reference_covered(windows: list[tuple[int, int]]) -> list[int]:
 
 
 def reference_join_bags(parts: list[list[list[list[int]]]], size: int) -> list[list[int]]:
-    """Concatenate the bags ``parts[p][f]`` of all features; each feature is padded with empty bags to `size`."""
+    """Concatenate the bags ``parts[p][f]`` of all features; each feature is padded with empty bags
+    to `size`.
+    """
     return [bag for part in parts for bags in part for bag in bags + [[]] * (size - len(bags))]
 
 

@@ -1,8 +1,9 @@
-"""Split delimited text into records, and count the fields and find the faulty quotes of each record.
+"""Split delimited text into records, and count the fields and find the faulty quotes of each
+record.
 
-A record ends at a line end that is preceded by an even number of quotes, and a field at such a delimiter (RFC 4180).
-So a quote in the middle of an unquoted field joins this record with the next ones; it is reported as a fault of the
-joined record.
+A record ends at a line end that is preceded by an even number of quotes, and a field at such a
+delimiter (RFC 4180). So a quote in the middle of an unquoted field joins this record with the next
+ones; it is reported as a fault of the joined record.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 _LF, _CR = 10, 13
 WHOLE, STRAY, RETURN = 0, 1, 2
-"""Fault of a record: none; a misplaced quote; an unquoted carriage return that does not end the line."""
+"""Fault of a record: none; a misplaced quote; an unquoted carriage return that does not end the
+line.
+"""
 
 
 class Records(NamedTuple):
@@ -62,7 +65,8 @@ def _split(content, delimiter, quote, ends, lines, fields, faults):
             after = content[place + 1] if place + 1 < len(content) else _LF
             if after == _CR and place + 2 < len(content):
                 after = content[place + 2] if content[place + 2] == _LF else _CR
-            # A quote is valid at the start of a field, as the second quote of a pair, or at the end of a quoted field.
+            # A quote is valid at the start of a field, as the second quote of a pair, or at the end
+            # of a quoted field.
             if not quoted and place > last and content[place - 1] != quote:
                 fault = 1
             if quoted and after != quote and after != delimiter and after != _LF:

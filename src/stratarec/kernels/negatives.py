@@ -20,7 +20,8 @@ def draw_negatives(
     key: int,
     number: int,
 ) -> NDArray[np.int64]:
-    """Draw for each click `count` clicks of other users that follow it in the same split, evenly and with replacement.
+    """Draw for each click `count` clicks of other users that follow it in the same split, evenly
+    and with replacement.
 
     Parameters
     ----------
@@ -58,7 +59,9 @@ TRIES = 16
 
 @njit(nogil=True, cache=True)
 def _nth_of_others(users, user, order, low, high, state):
-    """Draw evenly among the clicks of users other than `user`, by counting these clicks; return -1 if there is none."""
+    """Draw evenly among the clicks of users other than `user`, by counting these clicks; return -1
+    if there is none.
+    """
     others = np.uint64(0)
     for place in range(low, high):
         others += np.uint64(users[order[place]] != user)
@@ -75,9 +78,11 @@ def _nth_of_others(users, user, order, low, high, state):
 
 @njit(nogil=True, cache=True)
 def _draw(times, users, splits, first, window, key, number, order, edges, drawn):
-    """Fill ``drawn[c]`` with clicks of other users within the window and split of click ``first + c``.
+    """Fill ``drawn[c]`` with clicks of other users within the window and split of click ``first +
+    c``.
 
-    `order` sorts clicks by split and then by time; the clicks of split s are ``order[edges[s]:edges[s + 1]]``.
+    `order` sorts clicks by split and then by time; the clicks of split s are
+    ``order[edges[s]:edges[s + 1]]``.
     """
     clicks, count = drawn.shape
     low, high = edges[:-1].copy(), edges[:-1].copy()
@@ -92,8 +97,8 @@ def _draw(times, users, splits, first, window, key, number, order, edges, drawn)
         state = mix(key ^ mix(np.uint64(number + c)))
         for k in range(count):
             negative = -1
-            # The first draw is usually by another user. If the window has a single user, the count below ends the
-            # search.
+            # The first draw is usually by another user. If the window has a single user, the count
+            # below ends the search.
             for _ in range(TRIES):
                 state = mix(state + GOLDEN)
                 place = order[low[s] + np.int64(state % size)]
@@ -111,6 +116,8 @@ def _draw(times, users, splits, first, window, key, number, order, edges, drawn)
 def reference_candidates(
     times: NDArray[np.int64], users: NDArray[np.uint64], splits: NDArray[np.int8], click: int, window: int
 ) -> list[int]:
-    """Return the clicks in ``[t, t + window]`` by other users in the split of click number `click`, whose time is t."""
+    """Return the clicks in ``[t, t + window]`` by other users in the split of click number `click`,
+    whose time is t.
+    """
     inside = (times >= times[click]) & (times <= times[click] + window)
     return np.flatnonzero(inside & (users != users[click]) & (splits == splits[click])).tolist()

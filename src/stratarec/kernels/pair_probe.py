@@ -1,19 +1,23 @@
-"""An online logistic model of values and pairs of values, which tests each pair of features while it learns.
+"""An online logistic model of values and pairs of values, which tests each pair of features while
+it learns.
 
-The logit of a sample is the sum of numbers times their weights, of a weight of each feature's value, and, for each pair
-of features, of the weight of their two values (a *cell*). Each weight has a Gaussian belief. A sample moves its mean
-and raises its precision (assumed-density filtering with a diagonal covariance, as in AdPredictor, Graepel et al. 2010),
-so there is no learning rate, no second pass, and weak pairs are learned as fast as strong ones. The products of a
-factorization machine start near zero and needed several times as many samples.
+The logit of a sample is the sum of numbers times their weights, of a weight of each feature's
+value, and, for each pair of features, of the weight of their two values (a *cell*). Each weight has
+a Gaussian belief. A sample moves its mean and raises its precision (assumed-density filtering with
+a diagonal covariance, as in AdPredictor, Graepel et al. 2010), so there is no learning rate, no
+second pass, and weak pairs are learned as fast as strong ones. The products of a factorization
+machine start near zero and needed several times as many samples.
 
-A cell's weight counts without the means of its row and its column, which are effects of one value. The term of a pair
-is multiplied by a *gate* in [0, 1]: the slope of recent labels on the term. So pairs without interaction add no noise.
+A cell's weight counts without the means of its row and its column, which are effects of one value.
+The term of a pair is multiplied by a *gate* in [0, 1]: the slope of recent labels on the term. So
+pairs without interaction add no noise.
 
-A pair is tested on each sample before it learns from the sample. With residual r, including the pair's own term t, and
-w = p (1 - p), the sum of r t has mean 0 and variance sum of w t^2 if the features do not interact and all other terms
-are right.
+A pair is tested on each sample before it learns from the sample. With residual r, including the
+pair's own term t, and w = p (1 - p), the sum of r t has mean 0 and variance sum of w t^2 if the
+features do not interact and all other terms are right.
 
-Shapes: B samples, F features, P = F (F - 1) / 2 pairs (0, 1), (0, 2), ..., K codes of a feature's values, Q numbers.
+Shapes: B samples, F features, P = F (F - 1) / 2 pairs (0, 1), (0, 2), ..., K codes of a feature's
+values, Q numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ Floats = NDArray[np.float64]
 
 # Number of samples after which a gate forgets, and the means of rows and columns.
 _GATE_SAMPLES, _MEAN_SAMPLES = 20_000.0, 500.0
-# Prior precisions of weights of values and numbers, and the variance of the logit that all pairs share a priori.
+# Prior precisions of weights of values and numbers, and the variance of the logit that all pairs
+# share a priori.
 _VALUE_PRECISION, _NUMBER_PRECISION, _PAIR_VARIANCE = 4.0, 1.0, 4.0
 
 
@@ -73,8 +78,9 @@ def new_state(features: int, codes: int, numbers: int) -> ProbeState:
 
 def observe(
     state: ProbeState, codes: NDArray[np.int64], numbers: Floats, labels: Floats, *, pairs: bool = True
-) -> tuple[float, float]:  # fmt: skip
-    """Test and then learn from samples, one after the other. Even and odd samples are the two halves of the tests.
+) -> tuple[float, float]:
+    """Test and then learn from samples, one after the other. Even and odd samples are the two
+    halves of the tests.
 
     Parameters
     ----------
@@ -95,14 +101,18 @@ def observe(
         Sums of the log losses before learning, and of w.
     """
     if codes.size and not 0 <= codes.min() <= codes.max() < state.values.shape[2]:
-        raise ValueError(f"codes are {codes.min()} to {codes.max()}, expected 0 to {state.values.shape[2] - 1}")
+        raise ValueError(
+            f"codes are {codes.min()} to {codes.max()}, expected 0 to {state.values.shape[2] - 1}"
+        )
     count = len(state.centers) if pairs else 0
     return _observe(state, codes, numbers, labels, count, np.zeros(count), np.zeros(count))
 
 
 @njit(nogil=True, cache=True)
 def _observe(state, codes, inputs, labels, pairs, terms, spreads):
-    """Test and learn; `terms` and `spreads` are buffers ``[pairs]`` for the terms of a sample and their variances."""
+    """Test and learn; `terms` and `spreads` are buffers ``[pairs]`` for the terms of a sample and
+    their variances.
+    """
     numbers, values, cells, margins, centers, gates, tests = state
     features, loss, total = codes.shape[1], 0.0, 0.0
     for sample in range(len(labels)):
@@ -139,14 +149,18 @@ def _observe(state, codes, inputs, labels, pairs, terms, spreads):
         for i in range(features if pairs else 0):
             a = codes[sample, i]
             for j in range(i + 1, features):
-                b, t, gate, spread = codes[sample, j], terms[k], gates[0, k], spreads[k]
+                b = codes[sample, j]
+                t = terms[k]
+                gate = gates[0, k]
+                spread = spreads[k]
                 score, information = (residual + w * gate * t) * t, w * t * t
                 tests[sample % 2, 0, k] += score
                 tests[sample % 2, 1, k] += information
                 gates[1, k] += score - gates[1, k] / _GATE_SAMPLES
                 gates[2, k] += information - (gates[2, k] - 1) / _GATE_SAMPLES
                 gates[0, k] = min(max(gates[1, k] / gates[2, k], 0.0), 1.0)
-                # The part of the term that the gate keeps from the logit still counts as known to the cell.
+                # The part of the term that the gate keeps from the logit still counts as known to
+                # the cell.
                 cell = cells[0, k, a, b] + spread * (gain - w * (1 - gate) * t / (1 + w * spread))
                 cells[0, k, a, b] = cell
                 cells[1, k, a, b] += w
@@ -159,16 +173,26 @@ def _observe(state, codes, inputs, labels, pairs, terms, spreads):
 
 def reference_observe(
     state: ProbeState, codes: NDArray[np.int64], numbers: Floats, labels: Floats
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Do the same as `observe` with pairs, all pairs of a sample at once."""
     first, second = np.triu_indices(codes.shape[1], 1)
-    features, pair, loss, total = np.arange(codes.shape[1]), np.arange(len(first)), 0.0, 0.0
+    features = np.arange(codes.shape[1])
+    pair = np.arange(len(first))
+    loss = 0.0
+    total = 0.0
     for place, (code, x, label) in enumerate(zip(codes, numbers, labels, strict=True)):
         a, b = code[first], code[second]
         gate, spread = state.gates[0].copy(), 1.0 / state.cells[1, pair, a, b]
-        t = state.cells[0, pair, a, b] - state.margins[0, pair, a] - state.margins[1, pair, b] + state.centers
+        t = (
+            state.cells[0, pair, a, b]
+            - state.margins[0, pair, a]
+            - state.margins[1, pair, b]
+            + state.centers
+        )
         logit = x @ state.numbers[0] + state.values[0, features, code].sum() + gate @ t
-        variance = (x**2 / state.numbers[1]).sum() + (1 / state.values[1, features, code]).sum() + gate @ spread
+        variance = (
+            (x**2 / state.numbers[1]).sum() + (1 / state.values[1, features, code]).sum() + gate @ spread
+        )
         p = 1 / (1 + np.exp(-logit))
         residual, w = label - p, p * (1 - p)
         loss, total = loss - np.log(p if label else 1 - p), total + w

@@ -11,7 +11,9 @@ from torch import Tensor
 
 U = np.uint64
 Parts = NDArray[np.int64]
-"""``[P, 6]``, per rectangle: rows, width, then for source and target the first element and the step between rows."""
+"""``[P, 6]``, per rectangle: rows, width, then for source and target the first element and the step
+between rows.
+"""
 
 
 def parts_of(rectangles: Sequence[tuple[int, int, int, int, int, int]]) -> Parts:
@@ -39,10 +41,15 @@ def copy_parts(source: Tensor, target: Tensor, parts: Parts) -> None:
 
 @njit(nogil=True, cache=True)
 def _copy_parts(source, target, parts):
-    """Set ``target[to + r * to_stride + d] = source[at + r * at_stride + d]`` for every rectangle."""
+    """Set ``target[to + r * to_stride + d] = source[at + r * at_stride + d]`` for every
+    rectangle.
+    """
     for p in range(len(parts)):
         rows, width = U(parts[p, 0]), U(parts[p, 1])
-        at, at_stride, to, to_stride = U(parts[p, 2]), U(parts[p, 3]), U(parts[p, 4]), U(parts[p, 5])
+        at = U(parts[p, 2])
+        at_stride = U(parts[p, 3])
+        to = U(parts[p, 4])
+        to_stride = U(parts[p, 5])
         if at_stride == width and to_stride == width:
             rows, width = U(1), rows * width
         for r in range(rows):

@@ -1,9 +1,10 @@
-"""Read rows by index, and add vectors to rows by index. Each operation is the gradient of the other one.
+"""Read rows by index, and add vectors to rows by index. Each operation is the gradient of the other
+one.
 
-On a device, histories and samples of a segment read their rows so. Lists of a batch are computed on the host, in sizes
-that batches of a size class share. So a CUDA graph can repeat both operations: neither waits for the device, and their
-results have the same bits in every run. Sums are in ascending order of places, as those of the kernels of the host
-(`segments`, `attention`).
+On a device, histories and samples of a segment read their rows so. Lists of a batch are computed on
+the host, in sizes that batches of a size class share. So a CUDA graph can repeat both operations:
+neither waits for the device, and their results have the same bits in every run. Sums are in
+ascending order of places, as those of the kernels of the host (`segments`, `attention`).
 
 Shapes: N places, R rows, W columns.
 """
@@ -30,9 +31,11 @@ class RowIndex(NamedTuple):
     Parameters
     ----------
     row : Tensor
-        ``[N]`` int32, ascending unless there is `place`. Places that are in no list read a row, but add nothing to it.
+        ``[N]`` int32, ascending unless there is `place`. Places that are in no list read a row, but
+        add nothing to it.
     place : Tensor or None
-        ``[M]`` int32: places ``place[offsets[r]:offsets[r + 1]]`` read row r, ascending; None if place i is i.
+        ``[M]`` int32: places ``place[offsets[r]:offsets[r + 1]]`` read row r, ascending; None if
+        place i is i.
     offsets : Tensor
         ``[R + 1]`` int32, ascending.
     """
@@ -48,9 +51,17 @@ class RowIndex(NamedTuple):
 
     @classmethod
     def of_windows(
-        cls, start: Tensor, length: Tensor, *, rows: int, stride: int = 0, room: int, places: int | None = None
+        cls,
+        start: Tensor,
+        length: Tensor,
+        *,
+        rows: int,
+        stride: int = 0,
+        room: int,
+        places: int | None = None,
     ) -> RowIndex:
-        """List the rows of windows: window w reads rows ``start[w]`` to ``start[w] + length[w] - 1``.
+        """List the rows of windows: window w reads rows ``start[w]`` to ``start[w] + length[w] -
+        1``.
 
         Parameters
         ----------
@@ -59,7 +70,8 @@ class RowIndex(NamedTuple):
         rows : int
             R. Places that belong to no window read its last row, which no window contains.
         stride : int
-            Distance between the first places of two windows; 0 if the places of all windows follow one another.
+            Distance between the first places of two windows; 0 if the places of all windows follow
+            one another.
         room : int
             Number of all places.
         places : int
@@ -67,7 +79,9 @@ class RowIndex(NamedTuple):
         """
         places = room if places is None else places
         if max(room, places, rows) > _MOST:
-            raise ConfigError(f"histories of a batch have {max(room, rows):,} places, expected at most {_MOST:,}")
+            raise ConfigError(
+                f"histories of a batch have {max(room, rows):,} places, expected at most {_MOST:,}"
+            )
         row, place = np.full(room, rows - 1, np.int32), np.zeros(places, np.int32)
         offsets = np.zeros(rows + 1, np.int32)
         _list_windows(start.numpy(), length.numpy(), stride, row, place, offsets)
@@ -75,7 +89,8 @@ class RowIndex(NamedTuple):
 
     @classmethod
     def of_lengths(cls, length: Tensor, *, rows: int, room: int) -> RowIndex:
-        """List places of which the first ``length[0]`` read row 0, the next ``length[1]`` row 1, and so on.
+        """List places of which the first ``length[0]`` read row 0, the next ``length[1]`` row 1,
+        and so on.
 
         Parameters
         ----------
@@ -93,7 +108,9 @@ class RowIndex(NamedTuple):
 
 
 def take(rows: Tensor, index: RowIndex) -> Tensor:
-    """Return the row of each place, ``[N, W]``, given `rows` ``[R, W]``. The gradient is `add_up`, in float32."""
+    """Return the row of each place, ``[N, W]``, given `rows` ``[R, W]``. The gradient is `add_up`,
+    in float32.
+    """
     out: Tensor = _Take.apply(rows, index)
     return out
 

@@ -1,8 +1,10 @@
-"""Copy vectors of a deduplicated batch from segments or distinct values to samples, and sum their gradients back.
+"""Copy vectors of a deduplicated batch from segments or distinct values to samples, and sum their
+gradients back.
 
-Shapes: B samples, R segments of samples, U distinct values, W columns of a pooled buffer, E values under windows, D
-width. Every sum is over samples (or windows) in ascending order, and one thread computes each output element, so the
-bits do not depend on the number of threads. On a device, `row_index` does this.
+Shapes: B samples, R segments of samples, U distinct values, W columns of a pooled buffer, E values
+under windows, D width. Every sum is over samples (or windows) in ascending order, and one thread
+computes each output element, so the bits do not depend on the number of threads. On a device,
+`row_index` does this.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ Spans = Sequence[tuple[int, int]]
 def find_segments(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Split the segments that begin at `starts`, wherever neighbouring samples differ in `inverse`.
 
-    `inverse` is ``[B]`` and `starts` goes from 0 to B; returns the finer starts, ``[R + 1]``. Samples of a session are
-    neighbours in a batch, so segments are nearly as few as distinct values. Unlike distinct values, segments need no
-    index when rows are copied to their samples or summed over them.
+    `inverse` is ``[B]`` and `starts` goes from 0 to B; returns the finer starts, ``[R + 1]``.
+    Samples of a session are neighbours in a batch, so segments are nearly as few as distinct
+    values. Unlike distinct values, segments need no index when rows are copied to their samples or
+    summed over them.
     """
     finer = np.empty(len(inverse) + 1, dtype=np.int64)
     return finer[: _find_segments(inverse, starts, finer)]
 
 
 class SegmentColumns:
-    """Columns of a pooled buffer that have one row per segment of samples instead of one per sample.
+    """Columns of a pooled buffer that have one row per segment of samples instead of one per
+    sample.
 
     Parameters
     ----------
@@ -58,13 +62,16 @@ class SegmentColumns:
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
-        """Copy the spans of each segment to all its samples, in place; return `pooled`, ``[B, W]``."""
+        """Copy the spans of each segment to all its samples, in place; return `pooled`, ``[B,
+        W]``.
+        """
         first, width = _pieces(self._spans)
         _expand(team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width)
         return pooled
 
     def fold(self, gradient: Tensor) -> Tensor:
-        """Sum the spans of `gradient` ``[B, W]`` over the samples of each segment; copy the other columns.
+        """Sum the spans of `gradient` ``[B, W]`` over the samples of each segment; copy the other
+        columns.
 
         Returns ``[B, W]``; the spans of its rows from R on are undefined.
         """
@@ -78,7 +85,8 @@ class SegmentColumns:
 
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
-    """Return ``[rows, W]`` sums: row r is the sum of ``gradient[b]`` for all b with ``inverse[b] == r``, ascending.
+    """Return ``[rows, W]`` sums: row r is the sum of ``gradient[b]`` for all b with ``inverse[b] ==
+    r``, ascending.
 
     Parameters
     ----------
@@ -91,9 +99,14 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """
     out = RECYCLER.empty(rows, gradient.shape[1])
     _sum_rows(
-        team_of(team_threads()), flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
-        rows, _LINE,
-    )  # fmt: skip
+        team_of(team_threads()),
+        flat(gradient),
+        gradient.shape[1],
+        inverse.numpy(),
+        out.view(-1).numpy(),
+        rows,
+        _LINE,
+    )
     return out
 
 
@@ -109,7 +122,11 @@ def _merged(spans: Spans) -> list[tuple[int, int]]:
 
 
 def _pieces(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    pieces = [(first + done, min(_LINE, width - done)) for first, width in spans for done in range(0, width, _LINE)]
+    pieces = [
+        (first + done, min(_LINE, width - done))
+        for first, width in spans
+        for done in range(0, width, _LINE)
+    ]
     table = np.array(pieces, dtype=np.int64).reshape(-1, 2)
     return table[:, 0].copy(), table[:, 1].copy()
 
@@ -128,14 +145,21 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
     """
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     _gather_windows(
-        team_of(threads), flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
-        tile_size(start.numel(), threads), out.view(-1).numpy(),
-    )  # fmt: skip
+        team_of(threads),
+        flat(rows),
+        rows.shape[1],
+        start.numpy(),
+        length.numpy(),
+        longest,
+        tile_size(start.numel(), threads),
+        out.view(-1).numpy(),
+    )
     return out
 
 
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
-    """Return each value's sum of gradients, ``[E, D]``, over the windows that contain the value, in their order.
+    """Return each value's sum of gradients, ``[E, D]``, over the windows that contain the value, in
+    their order.
 
     Parameters
     ----------
@@ -149,20 +173,29 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
     longest, width = gradient.shape[1:]
     out, threads = RECYCLER.empty(values, width), team_threads()
     _scatter_windows(
-        team_of(threads), flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
-        out.view(-1).numpy(), values,
-    )  # fmt: skip
+        team_of(threads),
+        flat(gradient),
+        width,
+        start.numpy(),
+        length.numpy(),
+        longest,
+        tile_size(values, threads),
+        out.view(-1).numpy(),
+        values,
+    )
     return out
 
 
 @njit(nogil=True, cache=True)
 def _find_segments(inverse, starts, finer):
-    """Write `starts`, and all positions where neighbours differ, to `finer`; return their number."""
+    """Write `starts`, and all positions where neighbours differ, to `finer`; return their
+    number.
+    """
     count = U(0)
     for segment in range(U(len(starts) - 1)):
         for b in range(U(starts[segment]), U(starts[segment + U(1)])):
-            # Only neighbours are compared. Sessions are contiguous, so on Globo there are as many segments as distinct
-            # histories, and this takes 0.05 ms.
+            # Only neighbours are compared. Sessions are contiguous, so on Globo there are as many
+            # segments as distinct histories, and this takes 0.05 ms.
             if b == U(starts[segment]) or inverse[b] != inverse[b - U(1)]:
                 finer[count] = b
                 count += U(1)
@@ -172,10 +205,11 @@ def _find_segments(inverse, starts, finer):
 
 @njit(**BODY)
 def expand_spans(member, counter, pooled, stride, starts, first, width):
-    """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of segment r, in place.
+    """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of
+    segment r, in place.
 
-    The number of a segment never exceeds the number of its first sample. So, from the last segment to the first, no
-    source is overwritten before it is read.
+    The number of a segment never exceeds the number of its first sample. So, from the last segment
+    to the first, no source is overwritten before it is read.
     """
     S, segments = U(stride), len(starts) - 1
     while True:
@@ -199,8 +233,8 @@ def _expand(team, pooled, stride, starts, first, width):
 
 @njit(**BODY)
 def fold_segments(member, counter, gradient, stride, starts, first, width, out, tile):
-    """In the spans, set out[r] to the sum of gradient[b] over the segment's samples; elsewhere, set out[b] to
-    gradient[b].
+    """In the spans, set out[r] to the sum of gradient[b] over the segment's samples; elsewhere, set
+    out[b] to gradient[b].
 
     The spans of rows beyond the number of segments are not written.
     """
@@ -230,19 +264,24 @@ def fold_segments(member, counter, gradient, stride, starts, first, width, out, 
 
 @njit(nogil=True, cache=True)
 def _fold(team, gradient, stride, starts, first, width, out, tile):
-    run_team(team, fold_segments, (stack_array(1, np.int64), gradient, stride, starts, first, width, out, tile))
+    run_team(
+        team, fold_segments, (stack_array(1, np.int64), gradient, stride, starts, first, width, out, tile)
+    )
 
 
 @njit(**BODY)
 def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
-    """Set out[r] to the sum of gradient[i] over all i with ``inverse[i] == r``, ascending; `tile` columns at a time."""
+    """Set out[r] to the sum of gradient[i] over all i with ``inverse[i] == r``, ascending; `tile`
+    columns at a time.
+    """
     W = U(columns)
     while True:
         first = take(counter) * tile
         if first >= columns:
             break
         begin, end = U(first), U(min(first + tile, columns))
-        # Threads share columns, not rows: `inverse` sends many inputs to one row, which only one thread may write.
+        # Threads share columns, not rows: `inverse` sends many inputs to one row, which only one
+        # thread may write.
         for r in range(U(rows)):
             for d in range(begin, end):
                 out[r * W + d] = np.float32(0.0)
@@ -281,7 +320,9 @@ def _gather_windows(team, rows, width, start, length, longest, tile, out):
 
 @njit(**BODY)
 def scatter_tiles(member, counter, gradient, width, start, length, longest, tile, out, values):
-    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that contain e, ascending."""
+    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that contain e,
+    ascending.
+    """
     D = U(width)
     while True:
         low = take(counter) * tile
@@ -314,7 +355,9 @@ def reference_expand(pooled: Tensor, spans: Spans, segment: Tensor) -> Tensor:
 
 
 def reference_fold(gradient: Tensor, spans: Spans, segment: Tensor, segments: int) -> Tensor:
-    """Return ``[B, W]``: in the spans, the first `segments` rows are sums over segments, other rows are zeros."""
+    """Return ``[B, W]``: in the spans, the first `segments` rows are sums over segments, other rows
+    are zeros.
+    """
     out = gradient.clone()
     for first, width in spans:
         part = out[:, first : first + width]
@@ -330,7 +373,9 @@ def reference_sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
 
 
 def reference_window_places(start: Tensor, length: Tensor, longest: int, values: int) -> Tensor:
-    """Return the index of the value at each position of each window, ``[U, longest]``; after the window, `values`."""
+    """Return the index of the value at each position of each window, ``[U, longest]``; after the
+    window, `values`.
+    """
     steps = torch.arange(longest)
     return torch.where(steps < length.unsqueeze(1), start.unsqueeze(1) + steps, values)
 
@@ -341,5 +386,7 @@ def reference_gather_windows(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def reference_scatter_windows(gradient: Tensor, places: Tensor, values: int) -> Tensor:
-    """Return for each of `values` values the sum of its gradients over the windows that contain it, ``[values, D]``."""
+    """Return for each of `values` values the sum of its gradients over the windows that contain it,
+    ``[values, D]``.
+    """
     return reference_sum_rows(gradient.flatten(0, 1), places.flatten(), values + 1)[:values]

@@ -1,7 +1,7 @@
 """Number the distinct ids in one pass with an open-addressing table, without sorting.
 
-For a batch's 2,048 ids of one feature, the table fits the L1 cache. `np.unique` sorts the ids and took ten times as
-long, a fifth of the compute time of a rank's step.
+For a batch's 2,048 ids of one feature, the table fits the L1 cache. `np.unique` sorts the ids and
+took ten times as long, a fifth of the compute time of a rank's step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ U = np.uint64
 
 
 def number_distinct(ids: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct ids in the order of first appearance, and for each id its index among them.
+    """Return the distinct ids in the order of first appearance, and for each id its index among
+    them.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Common parts of all models: embeddings, history pooling, and a network from vectors to one logit."""
+"""Common parts of all models: embeddings, history pooling, and a network from vectors to one
+logit.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ from stratarec.models.zoo.trees import MEMBERS, TreeMembers
 
 
 def build_tables(
-    config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int], first_rows: Mapping[str, int] | None = None
+    config: VectorsConfig,
+    schema: Schema,
+    table_rows: Mapping[str, int],
+    first_rows: Mapping[str, int] | None = None,
 ) -> list[EmbeddingBagConfig]:
-    """Return one table for each vocabulary. Histories and sequences are not pooled if the model needs their single
-    rows.
+    """Return one table for each vocabulary. Histories and sequences are not pooled if the model
+    needs their single rows.
 
-    `first_rows` gives the table sizes from which the bound of initial weights is computed, unless `config` sets the
-    bound. By default these are `table_rows`.
+    `first_rows` gives the table sizes from which the bound of initial weights is computed, unless
+    `config` sets the bound. By default these are `table_rows`.
     """
     first_rows = first_rows or table_rows
     unpooled = config.history.pooling != "mean"
@@ -60,25 +65,32 @@ def build_tables(
 
 
 class Score(nn.Module):
-    """The part that differs between models. It maps dense ``[B, F_dense]`` and vectors ``[B, F, W]`` to logits.
+    """The part that differs between models. It maps dense ``[B, F_dense]`` and vectors ``[B, F,
+    W]`` to logits.
 
-    Logits are ``[B]``, or ``[B, T]`` for T labels. The constructor takes `config` and the counts F_dense and F. The
-    third argument of `forward` is the `Segments` of shared vectors, or None. Models with tower modules take one more
-    argument: a count N in the constructor, and in `forward` numbers ``[B, N]`` that only the last layers use.
+    Logits are ``[B]``, or ``[B, T]`` for T labels. The constructor takes `config` and the counts
+    F_dense and F. The third argument of `forward` is the `Segments` of shared vectors, or None.
+    Models with tower modules take one more argument: a count N in the constructor, and in `forward`
+    numbers ``[B, N]`` that only the last layers use.
     """
 
     config: ClassVar[type[VectorsConfig]]
-    """Class of the ``model`` section of a recipe for this model; its `kind` is the name of the model."""
+    """Class of the ``model`` section of a recipe for this model; its `kind` is the name of the
+    model.
+    """
     captured: ClassVar[bool] = False
-    """Whether a CUDA graph can repeat a training step on an NVIDIA GPU. `forward` must then queue the same kernels for
-    all batches of a shape: without copies from the host, waits, random numbers or state."""
+    """Whether a CUDA graph can repeat a training step on an NVIDIA GPU. `forward` must then queue
+    the same kernels for all batches of a shape: without copies from the host, waits, random numbers
+    or state."""
     tower: ClassVar[type[Any] | None] = None
     """Class of this model's `TowerModule`; None if towers can only send their vectors."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or the heads of several labels."""
 
     def set_features(self, names: tuple[str, ...]) -> None:
-        """Set the names of the features, in the order of their vectors; most models do not need the names."""
+        """Set the names of the features, in the order of their vectors; most models do not need the
+        names.
+        """
 
     def logits(self, columns: Tensor) -> Tensor:
         """Apply the last layer; for a single label, return ``[B]`` instead of ``[B, 1]``."""
@@ -89,9 +101,9 @@ class Score(nn.Module):
 class Network(nn.Module):
     """The dense part of a model: pools histories and sequences, then calls `score`.
 
-    The vector of an event in a sequence is the sum of the rows of its columns. Attention compares it with the sum of
-    the vectors of the features to which the columns refer (`of` in the schema). Both sums are in the same vector space,
-    and computing them needs no weights.
+    The vector of an event in a sequence is the sum of the rows of its columns. Attention compares
+    it with the sum of the vectors of the features to which the columns refer (`of` in the schema).
+    Both sums are in the same vector space, and computing them needs no weights.
     """
 
     labels: tuple[str, ...]
@@ -109,17 +121,19 @@ class Network(nn.Module):
         super().__init__()
         self.width = config.vector_width
         behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
-        # The columns of each history or sequence, and the pooled vectors with which attention compares its events.
+        # The columns of each history or sequence, and the pooled vectors with which attention
+        # compares its events.
         self.event_columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
         self.sequence_keys = tuple(name for columns in self.event_columns for name in columns)
         self.targets = tuple(
-            tuple(pooled_keys.index(feature.of) for feature in columns if feature.of) for columns in behaviours
+            tuple(pooled_keys.index(feature.of) for feature in columns if feature.of)
+            for columns in behaviours
         )
         for columns, targets in zip(self.event_columns, self.targets, strict=True):
             if config.history.pooling == "target_attention" and not targets:
                 raise ConfigError(
-                    f"model.history.pooling is target_attention, and sparse feature {columns[0]!r} has no `of` to "
-                    "compare its events with: add it to the schema, or set another pooling"
+                    f"model.history.pooling is target_attention, and sparse feature {columns[0]!r} has no "
+                    "`of` to compare its events with: add it to the schema, or set another pooling"
                 )
         self.poolings = nn.ModuleList(
             build_pooling(self.width, columns[0].max_length, config.history) for columns in behaviours
@@ -127,9 +141,9 @@ class Network(nn.Module):
         self.projections = Projections(schema, config.table_width, self.width, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction: tuple[float, ...] = ()
-        """Correction that is added to the logit of each label, except in training; empty for none. If training keeps a
-        share s of the negatives and weights positives by w, it multiplies the odds by w / s, and the correction is
-        log(s / w) (Elkan 2001, theorem 2)."""
+        """Correction that is added to the logit of each label, except in training; empty for none.
+        If training keeps a share s of the negatives and weights positives by w, it multiplies the
+        odds by w / s, and the correction is log(s / w) (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
         """Map that is applied to the corrected logits; None if no map was fitted."""
         self.skips_trees = False
@@ -147,7 +161,9 @@ class Network(nn.Module):
 
     @property
     def tree_columns(self) -> int:
-        """Number of columns behind the dense features in the input of the network outside training."""
+        """Number of columns behind the dense features in the input of the network outside
+        training.
+        """
         return 0 if self.trees is None else MEMBERS
 
     @property
@@ -165,8 +181,8 @@ class Network(nn.Module):
         return tuple(lists)
 
     def fault(self) -> str:
-        """Check tensors on which more than arithmetic depends, such as nodes of trees, because they may come from a
-        file. Return what is wrong, or an empty string.
+        """Check tensors on which more than arithmetic depends, such as nodes of trees, because they
+        may come from a file. Return what is wrong, or an empty string.
         """
         for name, module in self.named_modules():
             check = None if module is self else getattr(module, "fault", None)
@@ -175,10 +191,16 @@ class Network(nn.Module):
         return ""
 
     def inputs(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
-        """Return the dense features, followed by the logits of trees if there are any. Training does not use these."""
+        """Return the dense features, followed by the logits of trees if there are any. Training
+        does not use these.
+        """
         if self.trees is None or self.training:
             return dense
-        logits = dense.new_zeros(len(dense), self.tree_columns) if self.skips_trees else self.trees(dense, sparse)
+        logits = (
+            dense.new_zeros(len(dense), self.tree_columns)
+            if self.skips_trees
+            else self.trees(dense, sparse)
+        )
         return torch.cat([dense, logits], dim=1)
 
     def set_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
@@ -196,9 +218,14 @@ class Network(nn.Module):
         self.weighted_means = tuple(feature.name for feature in weighted)
 
     def forward(
-        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), segments: Segments | None = None
+        self,
+        dense: Tensor,
+        pooled: Tensor,
+        histories: Sequence[History] = (),
+        segments: Segments | None = None,
     ) -> Tensor:
-        """Return ``[B]`` logits, or ``[B, T]`` for several labels, or ``[B, K]`` in training for K ensemble members.
+        """Return ``[B]`` logits, or ``[B, T]`` for several labels, or ``[B, K]`` in training for K
+        ensemble members.
 
         Parameters
         ----------
@@ -212,7 +239,9 @@ class Network(nn.Module):
             Which samples share pooled embeddings; by default each sample has its own.
         """
         vectors = self.projections.of_pooled(pooled, segments)
-        if segments is not None and any(segments.shared[place] for targets in self.targets for place in targets):
+        if segments is not None and any(
+            segments.shared[place] for targets in self.targets for place in targets
+        ):
             vectors, segments = segments.expand(vectors), None
         wide = [
             replace(history, rows=self.projections.of_rows(name, history.rows))
@@ -220,7 +249,9 @@ class Network(nn.Module):
         ]
         extra = [
             pooling(_query(vectors, targets), _joined(columns))
-            for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(wide), strict=True)
+            for pooling, targets, columns in zip(
+                self.poolings, self.targets, self._by_column(wide), strict=True
+            )
         ]
         return self._logits(dense, vectors, extra, segments)
 
@@ -231,7 +262,13 @@ class Network(nn.Module):
         """
         vectors = self.projections.of_pooled(pooled)
         wide = list(map(self.projections.of_rows, self.sequence_keys, sequences[::2]))
-        parts = zip(self.poolings, self.targets, self._by_column(wide), self._by_column(sequences[1::2]), strict=True)
+        parts = zip(
+            self.poolings,
+            self.targets,
+            self._by_column(wide),
+            self._by_column(sequences[1::2]),
+            strict=True,
+        )
         extra = [
             pooling.padded(_query(vectors, targets), _sum(rows), masks[0])  # type: ignore[operator]
             for pooling, targets, rows, masks in parts
@@ -241,13 +278,17 @@ class Network(nn.Module):
     def _by_column(self, values: Sequence[Any]) -> list[Sequence[Any]]:
         """Group the values of `sequence_keys` by history and sequence."""
         ends = list(accumulate(len(columns) for columns in self.event_columns))
-        return [values[end - len(columns) : end] for columns, end in zip(self.event_columns, ends, strict=True)]
+        return [
+            values[end - len(columns) : end] for columns, end in zip(self.event_columns, ends, strict=True)
+        ]
 
     def _logits(
         self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], segments: Segments | None = None
     ) -> Tensor:
         if extra:
-            vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
+            vectors = torch.cat(
+                [vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1
+            )
             segments = segments and segments.with_unshared(len(extra))
         logits: Tensor = self.score(dense, vectors, segments)
         return self._corrected(logits)
@@ -258,18 +299,26 @@ class Network(nn.Module):
             return logits
         if any(self.correction):
             several = logits.ndim > 1
-            logits = logits + (on_device(torch.tensor(self.correction), logits) if several else self.correction[0])
+            logits = logits + (
+                on_device(torch.tensor(self.correction), logits) if several else self.correction[0]
+            )
         return logits if self.calibration is None else self.calibration(logits)
 
 
 def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:
-    """Return the sum ``[B, D]`` of the `targets` among ``[B, F, D]`` vectors; attention compares events with it."""
+    """Return the sum ``[B, D]`` of the `targets` among ``[B, F, D]`` vectors; attention compares
+    events with it.
+    """
     return vectors[:, targets[0]] if len(targets) == 1 else chosen(vectors, targets).sum(1)
 
 
 def _joined(columns: Sequence[History]) -> History:
     """Sum the rows of several columns of a sequence, which have equal windows."""
-    return columns[0] if len(columns) == 1 else replace(columns[0], rows=_sum([column.rows for column in columns]))
+    return (
+        columns[0]
+        if len(columns) == 1
+        else replace(columns[0], rows=_sum([column.rows for column in columns]))
+    )
 
 
 def _sum(rows: Sequence[Tensor]) -> Tensor:
@@ -283,8 +332,8 @@ class CTRModel(nn.Module):
     Parameters
     ----------
     embeddings : EmbeddingCollection
-        Embedding tables, which are not parameters of the module. A backward pass updates them unless the caller looked
-        the rows up itself (`LookedUp`).
+        Embedding tables, which are not parameters of the module. A backward pass updates them
+        unless the caller looked the rows up itself (`LookedUp`).
     network : Network
         The network, whose weights are trained by a dense optimizer.
     """
@@ -294,7 +343,9 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
         self.device = CPU
-        """Device of the network. Rows of tables are not moved to it: `TierConfig.device` places them."""
+        """Device of the network. Rows of tables are not moved to it: `TierConfig.device` places
+        them.
+        """
 
     def place(self, device: torch.device) -> None:
         """Move the network to a device. Call it before an optimizer is built for its weights."""
@@ -304,7 +355,8 @@ class CTRModel(nn.Module):
             raise TrainingError(
                 f"{device} has too little memory for the network alone: set train.device to cpu"
             ) from error
-        self.device, self.embeddings.engine.transfers = device, transfers_of(device)
+        self.device = device
+        self.embeddings.engine.transfers = transfers_of(device)
 
     def forward(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
         """Return ``[B]`` float32 logits, or ``[B, T]`` for several labels.
@@ -314,7 +366,8 @@ class CTRModel(nn.Module):
         request : Request
             Result of `request` for the batch, if it was computed ahead.
         handle : StagedBatch or LookedUp
-            Result of ``embeddings.stage(request.features)``, if it was computed ahead, or the rows of this batch.
+            Result of ``embeddings.stage(request.features)``, if it was computed ahead, or the rows
+            of this batch.
         """
         logits: Tensor = self.network(*self.vectors(batch, request or self.request(batch), handle))
         return logits
@@ -322,17 +375,22 @@ class CTRModel(nn.Module):
     def request(self, batch: Batch) -> Request:
         """Return the ids to look up; each distinct value of a deduplication group appears once."""
         request = Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
-        return replace(request, lists=self.network.lists(request, batch.size)) if self.on_device else request
+        return (
+            replace(request, lists=self.network.lists(request, batch.size)) if self.on_device else request
+        )
 
     @property
     def on_device(self) -> bool:
         """Whether the network reads lists of a batch, because it or all rows are on a device."""
         return self.device.type != "cpu" or bool(getattr(self.embeddings.engine, "queued", False))
 
-    def lookup_zero(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
+    def lookup_zero(
+        self, batch: Batch, request: Request | None = None, handle: Handle | None = None
+    ) -> Tensor:
         """Return a zero that depends on the lookups.
 
-        A rank without samples uses it as its loss, so that it takes part in the exchanges of the backward pass.
+        A rank without samples uses it as its loss, so that it takes part in the exchanges of the
+        backward pass.
         """
         output = self.embeddings(handle or (request or self.request(batch)).features)
         total: Tensor = output.pooled.sum() + sum(bags.values.sum() for bags in output.sequences.values())
@@ -341,10 +399,14 @@ class CTRModel(nn.Module):
     def vectors(
         self, batch: Batch, request: Request, handle: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Segments | None]:
-        """Return the network's inputs: dense numbers, pooled vectors, histories, and `Segments` of shared vectors."""
+        """Return the network's inputs: dense numbers, pooled vectors, histories, and `Segments` of
+        shared vectors.
+        """
         # The copy to the device starts first, so that it overlaps with the lookups.
         # Training does not use trees, so only scoring removes deduplication for them.
-        sparse = batch.sparse if self.network.trees is None or self.network.training else batch.expanded().sparse
+        sparse = (
+            batch.sparse if self.network.trees is None or self.network.training else batch.expanded().sparse
+        )
         dense = self.embeddings.engine.transfers.up(self.network.inputs(batch.dense, sparse))
         return dense, *self.look_up(request, batch.size, self.network.sequence_keys, handle)
 
@@ -357,7 +419,8 @@ class CTRModel(nn.Module):
     def arrange(
         self, output: Embeddings, request: Request, size: int, sequences: Sequence[str]
     ) -> tuple[Tensor, list[History], Segments | None]:
-        """Return pooled vectors, histories and segments for a batch of `size` samples, from the result of its lookup.
+        """Return pooled vectors, histories and segments for a batch of `size` samples, from the
+        result of its lookup.
 
         On a device, the vectors of segments are expanded: there are no segments then.
         """
@@ -386,7 +449,9 @@ class CTRModel(nn.Module):
 
 
 def _expanded(pooled: Tensor, output: Embeddings, shared: frozenset[str], index: RowIndex) -> Tensor:
-    """Return pooled vectors ``[B, W]`` of samples. In `pooled`, the features `shared` have a row for each segment."""
+    """Return pooled vectors ``[B, W]`` of samples. In `pooled`, the features `shared` have a row
+    for each segment.
+    """
     parts, first, index = [], 0, index.on_device(pooled)
     for is_shared, members in groupby(
         zip(output.pooled_keys, output.dims, strict=True), lambda entry: entry[0] in shared
@@ -401,9 +466,12 @@ def _expanded(pooled: Tensor, output: Embeddings, shared: frozenset[str], index:
 def autocast(precision: str, device: torch.device = CPU, *, cached: bool = True) -> torch.autocast:
     """Return the autocast context for `precision` on a device; for ``float32`` it is disabled.
 
-    A CUDA graph needs a context that is not `cached`, because casts of weights must be part of the graph.
+    A CUDA graph needs a context that is not `cached`, because casts of weights must be part of the
+    graph.
     """
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=cached)
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=cached
+    )
 
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -413,7 +481,8 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Projections(nn.ModuleList):
-    """Linear layers without bias that project vectors to width D, one for each vocabulary with another width.
+    """Linear layers without bias that project vectors to width D, one for each vocabulary with
+    another width.
 
     Shapes: B samples, F pooled features, D width of the network's input vectors.
 
@@ -450,7 +519,8 @@ class Projections(nn.ModuleList):
     def of_pooled(self, pooled: Tensor, segments: Segments | None = None) -> Tensor:
         """Project pooled embeddings to ``[B, F, D]``.
 
-        With `segments`, a shared feature has one row per segment, and its rows after them are undefined.
+        With `segments`, a shared feature has one row per segment, and its rows after them are
+        undefined.
         """
         if not len(self):
             return pooled.view(pooled.shape[0], -1, self.width)
@@ -459,7 +529,9 @@ class Projections(nn.ModuleList):
             if name in self._places:
                 shared = segments is not None and segments.shared[place]
                 part = parts[place]
-                parts[place] = self._of_segments(name, part, segments) if shared else self.of_rows(name, part)
+                parts[place] = (
+                    self._of_segments(name, part, segments) if shared else self.of_rows(name, part)
+                )
         return torch.stack(parts, dim=1)
 
     def _of_segments(self, name: str, part: Tensor, segments: Segments | None) -> Tensor:

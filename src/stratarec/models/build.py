@@ -48,11 +48,13 @@ def build_model(
     optimizer : RowOptimizerConfig
         Optimizer of the embedding tables.
     click_rates : sequence of float
-        Share of positive samples of each label. The initial biases are the log-odds, unless `config` sets them to zero.
+        Share of positive samples of each label. The initial biases are the log-odds, unless
+        `config` sets them to zero.
     tiers : TierConfig
         Homes and caches of tables outside level 0; by default all tables are in level 0.
     collection : callable
-        Builds the embedding collection if tables are sharded over processes; `optimizer` and `tiers` are then not used.
+        Builds the embedding collection if tables are sharded over processes; `optimizer` and
+        `tiers` are then not used.
     """
     # torch's layers draw initial weights from the global generator; ours replace them afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -60,8 +62,11 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        # Features of all tables are included, although a collection may look up only the features of its host.
-        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
+        # Features of all tables are included, although a collection may look up only the features
+        # of its host.
+        network = build_network(
+            config, schema, tuple(key for table in tables for key in table.feature_names)
+        )
         initialize(network, seed, config.initialization)
         seed_dropout(dropouts(network), seed)
     assert isinstance(network.score, Score)
@@ -100,10 +105,11 @@ class Drawn(Protocol):
 
 
 def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
-    """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the layers only.
+    """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the
+    layers only.
 
-    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
-    as in DLRM's reference implementation (``dlrm``), or 0 (``xavier``).
+    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with
+    variance 1 / out, as in DLRM's reference implementation (``dlrm``), or 0 (``xavier``).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -5,8 +5,9 @@ A map is linear between knots and beyond them:
     f(x) = v_k + (x - k_k) (v_{k+1} - v_k) / (k_{k+1} - k_k)    between knots k_k and k_{k+1},
     f(x) = v_1 + (x - k_1) s_1  below the first,  v_K + (x - k_K) s_2  above the last,
 
-so Platt's line is one knot with two equal slopes. A map is part of the network but has no weights: it is not trained
-and not in a checkpoint's tensors. Evaluation, predictions, exported programs and the scorer apply the same map.
+so Platt's line is one knot with two equal slopes. A map is part of the network but has no weights:
+it is not trained and not in a checkpoint's tensors. Evaluation, predictions, exported programs and
+the scorer apply the same map.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ LEAST_GAP = 2.0**-6
 
 
 class LogitMap(Model):
-    """Increasing map of logits: ``[K]`` knots at least `LEAST_GAP` apart, their values, and both outer slopes."""
+    """Increasing map of logits: ``[K]`` knots at least `LEAST_GAP` apart, their values, and both
+    outer slopes.
+    """
 
     knots: Annotated[tuple[_Finite, ...], pydantic.Field(min_length=1, max_length=_MOST_KNOTS)]
     values: tuple[_Finite, ...]
@@ -58,7 +61,9 @@ class Calibration(nn.Module):
         super().__init__()
         self.maps = tuple(maps)
         for number, curve in enumerate(self.maps):
-            knots, values = (torch.tensor(part, dtype=torch.float64) for part in (curve.knots, curve.values))
+            knots, values = (
+                torch.tensor(part, dtype=torch.float64) for part in (curve.knots, curve.values)
+            )
             low, high = curve.slopes
             slopes = torch.cat([torch.tensor([low]), values.diff() / knots.diff(), torch.tensor([high])])
             for name, tensor in (("knots", knots), ("values", values), ("slopes", slopes)):
@@ -73,10 +78,14 @@ class Calibration(nn.Module):
         """Map logits ``[B]``, or ``[B, T]`` of T labels."""
         if len(self.maps) == 1:
             return self._mapped(0, logits)
-        return torch.stack([self._mapped(number, logits[:, number]) for number in range(len(self.maps))], dim=1)
+        return torch.stack(
+            [self._mapped(number, logits[:, number]) for number in range(len(self.maps))], dim=1
+        )
 
     def _mapped(self, number: int, logits: Tensor) -> Tensor:
-        knots, values, slopes = (self.get_buffer(f"{name}_{number}") for name in ("knots", "values", "slopes"))
+        knots, values, slopes = (
+            self.get_buffer(f"{name}_{number}") for name in ("knots", "values", "slopes")
+        )
         # Comparisons are used because ONNX has no operation for a search.
         piece = (logits.unsqueeze(-1) >= knots).sum(-1)
         start = (piece - 1).clamp(min=0)

@@ -1,4 +1,6 @@
-"""Registry of the optimizers of a network: torch's, and those of other packages. It is read without torch."""
+"""Registry of the optimizers of a network: torch's, and those of other packages. It is read without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ class DenseOptimizer(NamedTuple):
     fused: Literal["everywhere", "cpu", "nowhere"] = "nowhere"
     """Devices on which the class is built with ``fused=True``."""
     skips: bool = False
-    """Whether the fused form leaves all weights unchanged if the device has set `found_inf`. A step of other classes
-    waits for its loss."""
+    """Whether the fused form leaves all weights unchanged if the device has set `found_inf`. A step
+    of other classes waits for its loss."""
 
 
 def _of_torch(name: str) -> Callable[[], Any]:

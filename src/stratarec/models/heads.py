@@ -46,8 +46,8 @@ class SharedBottom(nn.Module):
 class MMoE(nn.Module):
     """Multi-gate mixture of experts (Ma et al., KDD 2018, section 4.2) on the network's output.
 
-    For label k and input x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) = softmax(W_gk x), with
-    experts f_i and towers h^k. Gates have no bias.
+    For label k and input x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) =
+    softmax(W_gk x), with experts f_i and towers h^k. Gates have no bias.
     """
 
     def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
@@ -59,7 +59,10 @@ class MMoE(nn.Module):
     def forward(self, bottom: Tensor) -> Tensor:
         """Return logits ``[B, T]`` from the network's output ``[B, H]``."""
         experts = torch.stack([expert(bottom) for expert in self.experts], dim=1)
-        mixed = [torch.softmax(gate(bottom), dim=1).unsqueeze(1).to(experts.dtype) @ experts for gate in self.gates]
+        mixed = [
+            torch.softmax(gate(bottom), dim=1).unsqueeze(1).to(experts.dtype) @ experts
+            for gate in self.gates
+        ]
         logits: Tensor = self.towers([part.squeeze(1) for part in mixed])
         return logits
 

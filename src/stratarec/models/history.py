@@ -1,11 +1,12 @@
 """Histories of a batch, and poolings that compute one vector per sample from them.
 
-Each distinct event is looked up once, and histories that overlap share its row. Computations that do not depend on the
-candidate item are done once for each distinct history or event. The pooled vector of an empty history is zeros. A
-pooling has two methods: `forward` takes a `History`, and `padded` takes rows and a mask, for `torch.export`.
+Each distinct event is looked up once, and histories that overlap share its row. Computations that
+do not depend on the candidate item are done once for each distinct history or event. The pooled
+vector of an empty history is zeros. A pooling has two methods: `forward` takes a `History`, and
+`padded` takes rows and a mask, for `torch.export`.
 
-Shapes: B samples, U distinct histories (B without deduplication), E distinct events, N pairs of a sample and an event
-of its history, L longest history of the batch, D width, H a hidden size.
+Shapes: B samples, U distinct histories (B without deduplication), E distinct events, N pairs of a
+sample and an event of its history, L longest history of the batch, D width, H a hidden size.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _LENGTHS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryWindows:
-    """Windows of histories: history u is ``rows[start[u]:start[u] + length[u]]`` of a feature without pooling.
+    """Windows of histories: history u is ``rows[start[u]:start[u] + length[u]]`` of a feature
+    without pooling.
 
     Parameters
     ----------
@@ -49,7 +51,9 @@ class HistoryWindows:
 
     @classmethod
     def of_bags(cls, offsets: Tensor, size: int) -> HistoryWindows:
-        """Return the windows of the first `size` bags; empty bags may follow the bags of the batch's samples."""
+        """Return the windows of the first `size` bags; empty bags may follow the bags of the
+        batch's samples.
+        """
         offsets = offsets[: size + 1]
         return cls(start=offsets[:-1], length=offsets.diff())
 
@@ -81,7 +85,8 @@ class History:
     windows : HistoryWindows
         Rows of each history.
     lists : tuple of RowIndex or None, or None
-        On a device, the lists of the pooling. Rows are then in a size class, and the last row is zeros.
+        On a device, the lists of the pooling. Rows are then in a size class, and the last row is
+        zeros.
     """
 
     rows: Tensor
@@ -90,11 +95,17 @@ class History:
 
     @classmethod
     def on_device(cls, rows: Tensor, windows: HistoryWindows, lists: HistoryLists) -> History:
-        """Return a history on the device of `rows`: copy lists to it, and add rows of zeros, if these are missing."""
+        """Return a history on the device of `rows`: copy lists to it, and add rows of zeros, if
+        these are missing.
+        """
         one, other = (index and index.on_device(rows) for index in lists)
         assert one is not None
         more = len(one.offsets) - 1 - len(rows)
-        return cls(rows=nn.functional.pad(rows, (0, 0, 0, more)) if more else rows, windows=windows, lists=(one, other))
+        return cls(
+            rows=nn.functional.pad(rows, (0, 0, 0, more)) if more else rows,
+            windows=windows,
+            lists=(one, other),
+        )
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Return ``[U, L, D]`` rows, with zeros after each history, and their mask ``[U, L]``."""
@@ -120,7 +131,8 @@ class History:
         return Pairs(first=start, offsets=offsets_of(length))
 
     def expand(self, vectors: Tensor) -> Tensor:
-        """Return the vector ``[B, D]`` of each sample's history, given one vector per history ``[U, D]``.
+        """Return the vector ``[B, D]`` of each sample's history, given one vector per history ``[U,
+        D]``.
 
         Gradients are summed in ascending order of samples.
         """
@@ -135,7 +147,8 @@ class History:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, inverse: Tensor) -> Tensor:
-        ctx.inverse, ctx.rows = inverse, values.shape[0]
+        ctx.inverse = inverse
+        ctx.rows = values.shape[0]
         return values.index_select(0, inverse)
 
     @staticmethod
@@ -147,7 +160,8 @@ class _Rows(torch.autograd.Function):
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
-        ctx.windows, ctx.values = (start, length), rows.shape[0]
+        ctx.windows = (start, length)
+        ctx.values = rows.shape[0]
         return segments.gather_windows(rows, start, length, longest)
 
     @staticmethod
@@ -158,11 +172,12 @@ class _Gather(torch.autograd.Function):
 
 
 class TargetAttention(nn.Module):
-    """DIN's activation unit: an MLP of [query, key, query - key, query * key] returns a row's weight, not normalized.
+    """DIN's activation unit: an MLP of [query, key, query - key, query * key] returns a row's
+    weight, not normalized.
 
-    The query is the candidate and the key is the row of an event. The first layer is linear. So the part of its output
-    that depends on the key alone is computed once for each event, and the part that depends on the query alone once for
-    each sample. Only the product needs both.
+    The query is the candidate and the key is the row of an event. The first layer is linear. So the
+    part of its output that depends on the key alone is computed once for each event, and the part
+    that depends on the query alone once for each sample. Only the product needs both.
     """
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
@@ -171,7 +186,9 @@ class TargetAttention(nn.Module):
         self.out = nn.Linear(self.score.outputs, 1)
 
     def lists(self, windows: HistoryWindows, rows: int) -> HistoryLists:
-        """List event and sample of every pair, given the number of rows of a `History` on a device."""
+        """List event and sample of every pair, given the number of rows of a `History` on a
+        device.
+        """
         start, length = windows.of_samples
         room = room_for(int(length.sum()))
         events = RowIndex.of_windows(start, length, rows=rows, room=room)
@@ -186,7 +203,9 @@ class TargetAttention(nn.Module):
         return pair_pool(weights.squeeze(-1), history.rows, history.pairs)
 
     def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        """Return ``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
+        """Return ``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B,
+        L]``.
+        """
         query, keys, product = self._first(target, rows)
         hidden = keys + query.unsqueeze(1) + functional.linear(target.unsqueeze(1) * rows, product)
         weights = self._weights(hidden) * mask.unsqueeze(-1)
@@ -194,8 +213,8 @@ class TargetAttention(nn.Module):
         return pooled
 
     def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the parts of the first layer's output that depend on the query alone, ``[B, H]``, and on the key
-        alone, ``[..., H]``, and the layer's weights for query * key.
+        """Return the parts of the first layer's output that depend on the query alone, ``[B, H]``,
+        and on the key alone, ``[..., H]``, and the layer's weights for query * key.
         """
         first = self.score[0]
         assert isinstance(first, nn.Linear)
@@ -226,7 +245,9 @@ class _TransformerBlock(nn.Module):
     def forward(self, rows: Tensor, visible: Tensor) -> Tensor:
         size, length, width = rows.shape
         shape = (size, length, self.heads, width // self.heads)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in self.project(self.before(rows)).chunk(3, -1))
+        query, key, value = (
+            part.view(shape).transpose(1, 2) for part in self.project(self.before(rows)).chunk(3, -1)
+        )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
         rows = rows + self.join(mixed.transpose(1, 2).reshape(size, length, width))
         out: Tensor = rows + self.feed(self.between(rows))
@@ -242,12 +263,15 @@ class TransformerPooling(nn.Module):
     def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
         super().__init__()
         if width % config.heads:
-            raise ConfigError(f"model.history.heads is {config.heads}, which does not divide embedding_dim {width}")
+            raise ConfigError(
+                f"model.history.heads is {config.heads}, which does not divide embedding_dim {width}"
+            )
         self.position = nn.Parameter(torch.zeros(longest, width))
         self.blocks = nn.ModuleList(_TransformerBlock(width, config.heads) for _ in range(config.layers))
 
     def lists(self, windows: HistoryWindows, rows: int) -> HistoryLists:
-        """List the row of each position ``[U, L]``, and the history of each sample if samples share histories.
+        """List the row of each position ``[U, L]``, and the history of each sample if samples share
+        histories.
 
         Parameters
         ----------
@@ -261,14 +285,16 @@ class TransformerPooling(nn.Module):
         places = room_for(int(length.sum()))
         index = RowIndex.of_windows(
             start, length, rows=rows, stride=longest, room=count * longest, places=places
-        )  # fmt: skip
+        )
         if inverse is None:
             return index, None
         ones = torch.ones_like(inverse)
         return index, RowIndex.of_windows(inverse, ones, rows=count, stride=1, room=len(inverse))
 
     def forward(self, target: Tensor, history: History) -> Tensor:
-        """Return ``[B, D]``; the candidate is not used, so every distinct history is pooled once."""
+        """Return ``[B, D]``; the candidate is not used, so every distinct history is pooled
+        once.
+        """
         rows, mask = history.padded()
         age = _ages(mask)
         # The gradient of indexing would sort on a device, and a CUDA graph cannot contain that.
@@ -283,8 +309,8 @@ class TransformerPooling(nn.Module):
 
     def _pool(self, rows: Tensor, mask: Tensor) -> Tensor:
         lengths = mask.sum(1, keepdim=True)
-        # Attention would be NaN if no position were visible. So the first position is always visible, and the results
-        # of empty histories are set to zeros.
+        # Attention would be NaN if no position were visible. So the first position is always
+        # visible, and the results of empty histories are set to zeros.
         visible = mask | (torch.arange(rows.shape[1], device=rows.device) == 0)
         for block in self.blocks:
             rows = block(rows, visible[:, None, None, :])
@@ -292,12 +318,16 @@ class TransformerPooling(nn.Module):
 
 
 def _ages(mask: Tensor) -> Tensor:
-    """Return how many events of its history are after each position, ``[U, L]``; negative behind the history."""
+    """Return how many events of its history are after each position, ``[U, L]``; negative behind
+    the history.
+    """
     return mask.sum(1, keepdim=True) - 1 - torch.arange(mask.shape[1], device=mask.device)
 
 
 class _Positions(torch.autograd.Function):
-    """``position[age]`` for ages ``[U, L]`` within 0 and P - 1. The gradient is gathered, not scattered."""
+    """``position[age]`` for ages ``[U, L]`` within 0 and P - 1. The gradient is gathered, not
+    scattered.
+    """
 
     @staticmethod
     def forward(ctx: Any, position: Tensor, age: Tensor) -> Tensor:
@@ -312,7 +342,11 @@ class _Positions(torch.autograd.Function):
         (histories, longest), positions = age.shape, ctx.positions
         # The position of age a is at place length - 1 - a, which is the age at place a.
         first = torch.arange(histories, device=age.device).unsqueeze(1) * longest
-        by_age = gradient.flatten(0, 1).index_select(0, (first + age.clamp(min=0)).flatten()).view(gradient.shape)
+        by_age = (
+            gradient.flatten(0, 1)
+            .index_select(0, (first + age.clamp(min=0)).flatten())
+            .view(gradient.shape)
+        )
         sums = by_age.masked_fill((age < 0).unsqueeze(2), 0.0).sum(0)
         more = nn.functional.pad(sums[:positions], (0, 0, 0, max(positions - longest, 0)))
         if longest > positions:

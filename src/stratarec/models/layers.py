@@ -34,13 +34,19 @@ class MLP(nn.Sequential):
     batch_norm : bool
         Whether hidden layers are normalized.
     last : int
-        Size of an additional last layer, with ReLU but without dropout and normalization; by default there is none.
+        Size of an additional last layer, with ReLU but without dropout and normalization; by
+        default there is none.
     """
 
     def __init__(
-        self, inputs: int, sizes: Sequence[int], *, dropout: float = 0.0, batch_norm: bool = False,
+        self,
+        inputs: int,
+        sizes: Sequence[int],
+        *,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
         last: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         layers: list[nn.Module] = []
         for size in sizes:
             # No bias, because normalization would cancel it, up to rounding in bfloat16.
@@ -68,18 +74,22 @@ class MLP(nn.Sequential):
             hidden = layer(hidden)
         return hidden
 
-    def of_segments(self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
-        """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a segment.
+    def of_segments(
+        self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor
+    ) -> Tensor:
+        """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a
+        segment.
 
-        As the first layer is linear, the product of the shared columns is computed once per segment and added for each
-        sample.
+        As the first layer is linear, the product of the shared columns is computed once per segment
+        and added for each sample.
 
         Parameters
         ----------
         unshared, shared : Tensor
             ``[B, .]`` and ``[R, .]``.
         columns : pair of Tensor
-            Column numbers of `unshared` and of `shared` in the input of the first layer, without padding.
+            Column numbers of `unshared` and of `shared` in the input of the first layer, without
+            padding.
         starts : Tensor
             ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``.
         """
@@ -93,25 +103,33 @@ class MLP(nn.Sequential):
 
 
 def segment_linear(
-    unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
-    starts: Tensor, *, relu: bool,
-) -> Tensor:  # fmt: skip
-    """Return ``x @ weight.T + bias``, ``[B, H]``, where x has C inputs: unshared ones and shared ones.
+    unshared: Tensor,
+    shared: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    columns: tuple[Tensor, Tensor],
+    starts: Tensor,
+    *,
+    relu: bool,
+) -> Tensor:
+    """Return ``x @ weight.T + bias``, ``[B, H]``, where x has C inputs: unshared ones and shared
+    ones.
 
     The result has autocast's type if autocast is on, otherwise it is float32.
 
     Parameters
     ----------
     unshared, shared : Tensor
-        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each segment; further columns, not in `columns`, are
-        0.
+        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each segment; further columns,
+        not in `columns`, are 0.
     weight, bias : Tensor
         ``[H, C]`` and ``[H]``; None for no bias.
     columns : pair of Tensor
-        int64 positions, among the C inputs, of the columns of `unshared` and of the columns of `shared`.
+        int64 positions, among the C inputs, of the columns of `unshared` and of the columns of
+        `shared`.
     starts : Tensor
-        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a segment's
-        samples in ascending order.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. Gradients are summed
+        over a segment's samples in ascending order.
     relu : bool
         Whether to apply ReLU.
     """
@@ -121,13 +139,21 @@ def segment_linear(
 
 
 class _SegmentLinear(torch.autograd.Function):
-    """A single operation, because autograd would round the sums of bfloat16 once more, and sum the bias by segment."""
+    """A single operation, because autograd would round the sums of bfloat16 once more, and sum the
+    bias by segment.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
-        starts: Tensor, relu: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        unshared: Tensor,
+        shared: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns: tuple[Tensor, Tensor],
+        starts: Tensor,
+        relu: bool,
+    ) -> Tensor:
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         inputs = [unshared.to(kind), shared.to(kind)]
         weights = [
@@ -135,11 +161,16 @@ class _SegmentLinear(torch.autograd.Function):
             for chosen, part in zip(columns, inputs, strict=True)
         ]
         segments = functional.linear(inputs[1], weights[1], None if bias is None else bias.to(kind)).float()
-        segment = torch.repeat_interleave(torch.arange(len(segments)), starts.diff(), output_size=len(unshared))
+        segment = torch.repeat_interleave(
+            torch.arange(len(segments)), starts.diff(), output_size=len(unshared)
+        )
         out = (inputs[0] @ weights[0].t()).float().add_(segments.index_select(0, segment))
         out = (out.relu_() if relu else out).to(kind)
         ctx.save_for_backward(*inputs, *weights, out, starts)
-        ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
+        ctx.columns = columns
+        ctx.shape = weight.shape
+        ctx.relu = relu
+        ctx.biased = bias is not None
         return out
 
     @staticmethod
@@ -154,7 +185,15 @@ class _SegmentLinear(torch.autograd.Function):
         for columns, part in zip(ctx.columns, (samples.t() @ unshared, segments.t() @ shared), strict=True):
             weight.index_copy_(1, columns, part[:, : len(columns)].float())
         bias = samples.sum(0, dtype=torch.float32) if ctx.biased else None
-        return (samples @ unshared_weight).float(), (segments @ shared_weight).float(), weight, bias, None, None, None
+        return (
+            (samples @ unshared_weight).float(),
+            (segments @ shared_weight).float(),
+            weight,
+            bias,
+            None,
+            None,
+            None,
+        )
 
 
 def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
@@ -189,16 +228,17 @@ _STEPS = 1 << 16
 class Dropout(nn.Module):
     """Dropout with reproducible masks (Srivastava et al., JMLR 15, 2014).
 
-    In training each element is set to zero with probability `rate`, and the others are scaled by 1 / (1 - rate). Masks
-    are a function of a key, which `seed_dropout` sets at each step, and of the number of masks since then. One word of
-    64 random bits decides four elements: torch's Bernoulli numbers would take as long as a layer of 512 by 512. So the
-    rate is rounded to a multiple of 1 / 65,536.
+    In training each element is set to zero with probability `rate`, and the others are scaled by 1
+    / (1 - rate). Masks are a function of a key, which `seed_dropout` sets at each step, and of the
+    number of masks since then. One word of 64 random bits decides four elements: torch's Bernoulli
+    numbers would take as long as a layer of 512 by 512. So the rate is rounded to a multiple of 1 /
+    65,536.
 
     Parameters
     ----------
     rate : float or sequence of float
-        A sequence has one rate for each entry of the first dimension, such as for each member of an ensemble; all
-        entries use the same random numbers.
+        A sequence has one rate for each entry of the first dimension, such as for each member of an
+        ensemble; all entries use the same random numbers.
     """
 
     def __init__(self, rate: float | Sequence[float]) -> None:
@@ -209,7 +249,9 @@ class Dropout(nn.Module):
         self.words = RandomWords()
 
     def bits(self, *shape: int) -> Tensor:
-        """Return int16 random bits on the host; elements whose bits are below the limit are dropped."""
+        """Return int16 random bits on the host; elements whose bits are below the limit are
+        dropped.
+        """
         count = math.prod(shape)
         words = self.words.draw(-(-count // 4))
         return torch.from_numpy(words.view(np.int16)[:count]).view(shape)
@@ -240,7 +282,9 @@ def dropouts(module: nn.Module) -> list[Dropout]:
 
 
 def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
-    """Seed the next mask of each layer from `key` (non-negative integers) and the layer's position in `layers`."""
+    """Seed the next mask of each layer from `key` (non-negative integers) and the layer's position
+    in `layers`.
+    """
     for place, layer in enumerate(layers):
         layer.words.key = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(key) + 1}Q", *key, place))
 
@@ -248,9 +292,9 @@ def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
 class BatchNorm(nn.Module):
     """Batch normalization by column (Ioffe and Szegedy 2015, arXiv 1502.03167).
 
-    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. In training, mean and variance are computed from the batch,
-    and the running statistics move by a tenth of the difference towards them. Outside training, and for a batch of one
-    sample, the running statistics are used.
+    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. In training, mean and variance are
+    computed from the batch, and the running statistics move by a tenth of the difference towards
+    them. Outside training, and for a batch of one sample, the running statistics are used.
     """
 
     running_mean: Tensor
@@ -258,7 +302,8 @@ class BatchNorm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
@@ -269,12 +314,18 @@ class BatchNorm(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ``[B, H]`` in the type of `inputs`; statistics are float32."""
         return functional.batch_norm(
-            inputs, self.running_mean, self.running_var, self.weight, self.bias,
+            inputs,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
             training=self.training and len(inputs) > 1,
-        )  # fmt: skip
+        )
 
 
 def statistics(module: nn.Module) -> list[Tensor]:
-    """Return the running means and variances ``[H]`` of all batch normalization layers in a module."""
+    """Return the running means and variances ``[H]`` of all batch normalization layers in a
+    module.
+    """
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     return [tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)]

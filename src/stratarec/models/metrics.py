@@ -1,10 +1,11 @@
-"""Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and ranking within users.
+"""Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and ranking within
+users.
 
-A sample of weight w counts as w samples. In rankings it counts as one sample, or as none if its weight is 0. In the
-grouped AUC, the weight of a group is the total weight of its samples.
+A sample of weight w counts as w samples. In rankings it counts as one sample, or as none if its
+weight is 0. In the grouped AUC, the weight of a group is the total weight of its samples.
 
-A metric is a function of `Samples` and an entry of `METRICS` at the end of this module. Evaluation, reports,
-comparisons and early stopping use this list.
+A metric is a function of `Samples` and an entry of `METRICS` at the end of this module. Evaluation,
+reports, comparisons and early stopping use this list.
 
 Shapes: N samples in G groups; T *ties*, samples of equal score in one group.
 """
@@ -25,18 +26,20 @@ from stratarec.registry import Registry
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Doubles = NDArray[np.float64]
-# Name of a metric -> ``[G]`` values, NaN for groups without a value, and ``[G]`` weights of the groups in the mean.
+# Name of a metric -> ``[G]`` values, NaN for groups without a value, and ``[G]`` weights of the
+# groups in the mean.
 Figures: TypeAlias = Mapping[str, tuple[Doubles, Doubles]]
 
 _DRAWS = 500
 
 
 class RankedGroups:
-    """Ranking metrics within groups (users, sessions or slates); the sample with the highest score is first.
+    """Ranking metrics within groups (users, sessions or slates); the sample with the highest score
+    is first.
 
-    Samples with equal scores are in random order, and each metric is its expected value over these orders. NDCG (with
-    gain 1 for a positive) is computed as in scikit-learn, the other metrics in closed form. Groups without a positive
-    are left out, and for AUC also groups without a negative.
+    Samples with equal scores are in random order, and each metric is its expected value over these
+    orders. NDCG (with gain 1 for a positive) is computed as in scikit-learn, the other metrics in
+    closed form. Groups without a positive are left out, and for AUC also groups without a negative.
 
     Parameters
     ----------
@@ -45,10 +48,13 @@ class RankedGroups:
     group : array
         ``[N]`` group number of each sample.
     weight : array or None
-        ``[N]`` weight of each sample, by default 1. Only `areas` uses it; ranks do not depend on it.
+        ``[N]`` weight of each sample, by default 1. Only `areas` uses it; ranks do not depend on
+        it.
     """
 
-    def __init__(self, label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None = None) -> None:
+    def __init__(
+        self, label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None = None
+    ) -> None:
         group = np.unique(group, return_inverse=True)[1]
         order = np.lexsort((score, group))
         group, ranked = group[order], np.asarray(score, dtype=np.float64)[order]
@@ -67,9 +73,12 @@ class RankedGroups:
 
     @cached_property
     def areas(self) -> tuple[Doubles, Doubles]:
-        """Return the ``[G]`` AUC of each group (Mann and Whitney), and the total weight of its samples."""
+        """Return the ``[G]`` AUC of each group (Mann and Whitney), and the total weight of its
+        samples.
+        """
         positive, negative = (
-            np.add.reduceat(part, self._tie) for part in (self._scale * self._truth, self._scale * (1 - self._truth))
+            np.add.reduceat(part, self._tie)
+            for part in (self._scale * self._truth, self._scale * (1 - self._truth))
         )
         below = negative.cumsum() - negative
         # In a tie, half of the pairs count as won.
@@ -90,24 +99,31 @@ class RankedGroups:
         return _ratio(np.add.reduceat(gained, self._first), best)
 
     def recall(self, at: int) -> Doubles:
-        """Return, for each group, the share of its positives that are among its first `at` samples."""
+        """Return, for each group, the share of its positives that are among its first `at`
+        samples.
+        """
         recalled = self._positive / self._size * self._inside(at)
         return _ratio(np.add.reduceat(recalled, self._first), self._positives)
 
     def hit_rate(self, at: int) -> Doubles:
-        """Return, for each group, the probability that at least one positive is among its first `at` samples."""
+        """Return, for each group, the probability that at least one positive is among its first
+        `at` samples.
+        """
         inside, size, positive = self._inside(at), self._size, self._positive
         none = positive <= size - inside
-        # A tie at the limit has only some samples inside. `missed` is the share of the tie's orders in which all of its
-        # positives are outside.
+        # A tie at the limit has only some samples inside. `missed` is the share of the tie's orders
+        # in which all of its positives are outside.
         missed = np.exp(
-            _log_ways(np.where(none, size - positive, inside), inside) - _log_ways(size.astype(np.float64), inside)
+            _log_ways(np.where(none, size - positive, inside), inside)
+            - _log_ways(size.astype(np.float64), inside)
         )
         missed = np.where(none, missed, 0.0)
         return np.where(self._positives > 0, 1 - np.multiply.reduceat(missed, self._first), np.nan)
 
     def reciprocal_rank(self) -> Doubles:
-        """Return, for each group, the reciprocal of the rank of its first positive; ranks start at 1."""
+        """Return, for each group, the reciprocal of the rank of its first positive; ranks start at
+        1.
+        """
         ranks = np.full(len(self._first), np.nan)
         places = np.where(self._positive > 0, np.arange(len(self._tie)), -1)
         best = np.maximum.reduceat(places, self._first)
@@ -119,7 +135,9 @@ class RankedGroups:
         ends = np.cumsum(choices)
         owner = np.repeat(np.arange(len(tie)), choices)
         place = 1 + np.arange(ends[-1] if len(ends) else 0) - (ends - choices)[owner]
-        chance = np.exp(_log_ways(size[owner] - place, positive[owner] - 1) - _log_ways(size - 1, positive - 1)[owner])
+        chance = np.exp(
+            _log_ways(size[owner] - place, positive[owner] - 1) - _log_ways(size - 1, positive - 1)[owner]
+        )
         of_each = np.bincount(owner, chance / (self._above[tie][owner] + place), minlength=len(tie))
         ranks[rankable] = of_each / np.bincount(owner, chance, minlength=len(tie))
         return ranks
@@ -127,7 +145,8 @@ class RankedGroups:
     def figures(self, at: int) -> dict[str, tuple[Doubles, Doubles]]:
         """Return all metrics, each with the weights of the groups in its mean.
 
-        For AUC, the weight of a group is the total weight of its samples (Zhu et al. 2017); otherwise it is 1.
+        For AUC, the weight of a group is the total weight of its samples (Zhu et al. 2017);
+        otherwise it is 1.
         """
         equal = np.ones(len(self._first))
         return {
@@ -139,7 +158,9 @@ class RankedGroups:
         }
 
     def _inside(self, at: int) -> NDArray[np.int64]:
-        """Return, for each tie, how many of its samples are among the first `at` samples of the group."""
+        """Return, for each tie, how many of its samples are among the first `at` samples of the
+        group.
+        """
         return np.clip(at - self._above, 0, self._size)
 
 
@@ -159,7 +180,9 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """Ranking metrics within the groups of one column. `ungrouped` is the number of samples without a group."""
+    """Ranking metrics within the groups of one column. `ungrouped` is the number of samples without
+    a group.
+    """
 
     groups: int
     ungrouped: int
@@ -170,7 +193,9 @@ def mean(values: Doubles, weights: Doubles) -> float:
     """Return the weighted mean over groups whose value is not NaN; NaN if there are none."""
     is_known = ~np.isnan(values)
     return (
-        float(np.average(values[is_known], weights=weights[is_known])) if weights[is_known].sum() > 0 else float("nan")
+        float(np.average(values[is_known], weights=weights[is_known]))
+        if weights[is_known].sum() > 0
+        else float("nan")
     )
 
 
@@ -178,7 +203,9 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
     """Return the mean of each metric with its interval; `seed` makes the bootstrap reproducible."""
     is_known = np.stack([~np.isnan(values) for values, _ in figures.values()])
     weights = np.stack([weights for _, weights in figures.values()]) * is_known
-    sums = np.concatenate([np.nan_to_num(np.stack([values for values, _ in figures.values()])) * weights, weights]).T
+    sums = np.concatenate(
+        [np.nan_to_num(np.stack([values for values, _ in figures.values()])) * weights, weights]
+    ).T
     draws, groups, drawn = np.random.default_rng(seed), len(sums), np.empty((_DRAWS, sums.shape[1]))
     for place in range(_DRAWS):
         drawn[place] = np.bincount(draws.integers(0, groups, groups), minlength=groups) @ sums
@@ -189,16 +216,23 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
         column = column[~np.isnan(column)]
         low, high = np.percentile(column, [2.5, 97.5]) if count > 1 and len(column) else (np.nan, np.nan)
         estimated[name] = Estimate(
-            value=mean(values, weight), low=float(low), high=float(high), groups=count, left_out=groups - count
+            value=mean(values, weight),
+            low=float(low),
+            high=float(high),
+            groups=count,
+            left_out=groups - count,
         )
     return estimated
 
 
-def mean_and_error(values: Doubles, weight: Doubles, user: NDArray[np.int64] | None = None) -> tuple[float, float]:
-    """Return the weighted mean of values and its standard error, which is NaN for a single independent value.
+def mean_and_error(
+    values: Doubles, weight: Doubles, user: NDArray[np.int64] | None = None
+) -> tuple[float, float]:
+    """Return the weighted mean of values and its standard error, which is NaN for a single
+    independent value.
 
-    `user` has the number of the user of each value, from 0. Values of different users are independent; those of a user
-    may be alike. Without it, all values are independent.
+    `user` has the number of the user of each value, from 0. Values of different users are
+    independent; those of a user may be alike. Without it, all values are independent.
     """
     if user is not None:
         sums, mass = _sums(user, weight * values), _sums(user, weight)
@@ -242,9 +276,11 @@ Z95 = 1.959964
 
 
 class Bin(NamedTuple):
-    """Bin of samples with similar logits: its share of the total weight, mean prediction, and rate of positives.
+    """Bin of samples with similar logits: its share of the total weight, mean prediction, and rate
+    of positives.
 
-    `low` and `high` are the 95 % interval of the rate (Wilson 1927) for the effective number of samples (Kish 1965).
+    `low` and `high` are the 95 % interval of the rate (Wilson 1927) for the effective number of
+    samples (Kish 1965).
     """
 
     samples: int
@@ -256,34 +292,41 @@ class Bin(NamedTuple):
 
 
 class Reliability:
-    """Predictions and observed rates in bins of equal weight, and the expected calibration error (ECE).
+    """Predictions and observed rates in bins of equal weight, and the expected calibration error
+    (ECE).
 
         ECE = sum_b m_b |p_b - y_b|
 
-    The sum is over bins b of samples with similar logits: m_b is the bin's share of the total weight, p_b its mean
-    prediction and y_b its rate of positives (Naeini et al. 2015; bins of equal weight as in Nguyen and O'Connor 2015).
+    The sum is over bins b of samples with similar logits: m_b is the bin's share of the total
+    weight, p_b its mean prediction and y_b its rate of positives (Naeini et al. 2015; bins of equal
+    weight as in Nguyen and O'Connor 2015).
 
-    Samples are summed in cells that are 1/256 of a logit wide. Only these sums are stored, so memory does not depend on
-    the number of samples. A bin consists of whole cells: the means of a bin are exact, and only its limits are rounded.
+    Samples are summed in cells that are 1/256 of a logit wide. Only these sums are stored, so
+    memory does not depend on the number of samples. A bin consists of whole cells: the means of a
+    bin are exact, and only its limits are rounded.
 
-    *Bias.* Labels scatter around their probabilities, so even a perfectly calibrated model has an expected ECE of
+    *Bias.* Labels scatter around their probabilities, so even a perfectly calibrated model has an
+    expected ECE of
 
         sum_b sqrt(2 / pi) sqrt(sum_i w_i^2 p_i (1 - p_i)) / sum_i w_i
 
-    (the mean absolute value of a normal variable). The inner sum is over the samples of a bin, the denominator over all
-    samples. This value is reported next to the ECE, which is only meaningful if it is clearly larger.
+    (the mean absolute value of a normal variable). The inner sum is over the samples of a bin, the
+    denominator over all samples. This value is reported next to the ECE, which is only meaningful
+    if it is clearly larger.
     """
 
     def __init__(self) -> None:
-        # Sums of a cell: samples, weights, weights of positives, weighted probabilities, squares of weights, and
-        # variances of the labels if the probabilities were right.
+        # Sums of a cell: samples, weights, weights of positives, weighted probabilities, squares of
+        # weights, and variances of the labels if the probabilities were right.
         self.sums = np.zeros((6, _CELLS))
 
     def add(self, label: Floats, logit: Floats, weight: Floats | None = None) -> Reliability:
         """Add ``[N]`` samples with labels 0 or 1 and weights, by default 1; return this object."""
         for first in range(0, len(label), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
-            self._add(label[part], np.asarray(logit[part], np.float64), None if weight is None else weight[part])
+            self._add(
+                label[part], np.asarray(logit[part], np.float64), None if weight is None else weight[part]
+            )
         return self
 
     def _add(self, label: Floats, logit: NDArray[np.float64], weight: Floats | None) -> None:
@@ -297,11 +340,15 @@ class Reliability:
             sums += np.bincount(cell, weights=column, minlength=_CELLS)
 
     def bins(self, most: int = MOST_BINS) -> tuple[Bin, ...]:
-        """Return at most `most` bins of about equal weight; fewer if a bin would have less than 50 samples."""
+        """Return at most `most` bins of about equal weight; fewer if a bin would have less than 50
+        samples.
+        """
         return tuple(_bin(sums, self.sums[1].sum()) for sums in self._by_bin(most).T)
 
     def error(self) -> tuple[float, float]:
-        """Return the ECE, and the expected ECE of a perfectly calibrated model; NaN if there are no samples."""
+        """Return the ECE, and the expected ECE of a perfectly calibrated model; NaN if there are no
+        samples.
+        """
         bins = self._by_bin(MOST_BINS)
         total = bins[1].sum()
         if not total:
@@ -316,10 +363,13 @@ class Reliability:
         if not total:
             return np.zeros((6, 0))
         bins = max(min(int(samples.sum()) // _LEAST_SAMPLES, most), 1)
-        # The middle of a cell decides its bin, so a cell with more than the weight of a bin becomes a separate bin.
+        # The middle of a cell decides its bin, so a cell with more than the weight of a bin becomes
+        # a separate bin.
         middle = (mass.cumsum() - mass / 2) / total
         place = np.minimum((middle * bins).astype(np.int64), bins - 1)
-        totals = np.stack([np.bincount(place, weights=sums, minlength=bins).astype(np.float64) for sums in self.sums])
+        totals = np.stack(
+            [np.bincount(place, weights=sums, minlength=bins).astype(np.float64) for sums in self.sums]
+        )
         filled: NDArray[np.float64] = totals[:, totals[1] > 0]
         return filled
 
@@ -341,7 +391,8 @@ def _bin(sums: NDArray[np.float64], total: float) -> Bin:
 
 
 class Samples:
-    """Samples of a split, which metrics take as their argument. Sums that several metrics use are cached.
+    """Samples of a split, which metrics take as their argument. Sums that several metrics use are
+    cached.
 
     Parameters
     ----------
@@ -354,10 +405,16 @@ class Samples:
     """
 
     def __init__(
-        self, label: Floats, logit: Floats, group: NDArray[np.int64] | None = None, weight: Floats | None = None
+        self,
+        label: Floats,
+        logit: Floats,
+        group: NDArray[np.int64] | None = None,
+        weight: Floats | None = None,
     ) -> None:
-        self.truth, self.score = np.asarray(label, dtype=np.float64), np.asarray(logit, dtype=np.float64)
-        self.group, self.weight = group, weight
+        self.truth = np.asarray(label, dtype=np.float64)
+        self.score = np.asarray(logit, dtype=np.float64)
+        self.group = group
+        self.weight = weight
         self.scale = np.ones(len(self.truth)) if weight is None else np.asarray(weight, dtype=np.float64)
         self.total = float(self.scale.sum()) or float("nan")
 
@@ -383,9 +440,11 @@ class Samples:
 
     @cached_property
     def placements(self) -> Doubles:
-        """``[N]`` share of the other class's samples that are in the right order with a sample; ties count half.
+        """``[N]`` share of the other class's samples that are in the right order with a sample;
+        ties count half.
 
-        The mean over the positives is the AUC, and so is the mean over the negatives. NaN if a class has no samples.
+        The mean over the positives is the AUC, and so is the mean over the negatives. NaN if a
+        class has no samples.
         """
         tie = np.unique(self.score, return_inverse=True)[1]
         positive, negative = (np.bincount(tie, self.scale * part) for part in (self.truth, 1 - self.truth))
@@ -395,16 +454,19 @@ class Samples:
 
     @cached_property
     def auc(self) -> float:
-        """Area under the ROC curve by pairs (Mann and Whitney); ties count half. NaN if a class has no samples."""
+        """Area under the ROC curve by pairs (Mann and Whitney); ties count half. NaN if a class has
+        no samples.
+        """
         positive = self.truth > 0
         return mean_and_error(self.placements[positive], self.scale[positive])[0]
 
     def auc_error(self, placements: Doubles) -> float:
         """Return the standard error of an AUC, given the `placements` of its samples.
 
-        For the standard error of the difference of two AUCs, pass the difference of their placements. The placements of
-        the two classes are independent, so their variances add up (DeLong et al. 1988). With users, the parts of each
-        user in both classes are added first (Obuchowski 1997).
+        For the standard error of the difference of two AUCs, pass the difference of their
+        placements. The placements of the two classes are independent, so their variances add up
+        (DeLong et al. 1988). With users, the parts of each user in both classes are added first
+        (Obuchowski 1997).
         """
         parts = np.zeros(len(placements))
         for chosen in (self.truth > 0, self.truth <= 0):
@@ -443,7 +505,8 @@ class Metric:
     measure : callable
         Returns the value, or NaN if the metric is not defined for the samples.
     better : str or None
-        Whether higher or lower values are better. None for metrics that early stopping and studies cannot use.
+        Whether higher or lower values are better. None for metrics that early stopping and studies
+        cannot use.
     headline : bool
         Whether a run shows the metric among its main results.
     of_both_classes : bool
@@ -469,7 +532,9 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Results of one evaluation: values of all `METRICS`, NaN if undefined, and calibration bins in ascending order."""
+    """Results of one evaluation: values of all `METRICS`, NaN if undefined, and calibration bins in
+    ascending order.
+    """
 
     samples: int
     positives: int
@@ -509,7 +574,9 @@ def evaluate_labels(
     group: NDArray[np.int64] | None = None,
     weight: Floats | None = None,
 ) -> dict[str, Metrics]:
-    """Return the metrics of each label. Arrays are ``[N]`` for one label, else ``[N, T]``; an unknown label is NaN."""
+    """Return the metrics of each label. Arrays are ``[N]`` for one label, else ``[N, T]``; an
+    unknown label is NaN.
+    """
     if label.ndim == 1:
         return {names[0]: evaluate_logits(label, logit, group, weight)}
     metrics = {}
@@ -521,13 +588,21 @@ def evaluate_labels(
 
 
 def figures(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return the metrics of the first label as JSON data; with several labels, ``labels`` has the metrics of each."""
+    """Return the metrics of the first label as JSON data; with several labels, ``labels`` has the
+    metrics of each.
+    """
     first = next(iter(metrics.values())).to_dict()
-    return first if len(metrics) == 1 else {**first, "labels": {name: m.to_dict() for name, m in metrics.items()}}
+    return (
+        first
+        if len(metrics) == 1
+        else {**first, "labels": {name: m.to_dict() for name, m in metrics.items()}}
+    )
 
 
 def normalized_entropy(samples: Samples) -> float:
-    """Return the log loss divided by the log loss of predicting the split's click rate (He et al. 2014)."""
+    """Return the log loss divided by the log loss of predicting the split's click rate (He et al.
+    2014).
+    """
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -535,7 +610,9 @@ def normalized_entropy(samples: Samples) -> float:
 
 
 def entropy_error(samples: Samples) -> float:
-    """Return the standard error of the normalized entropy, from each sample's loss minus that of the base rate."""
+    """Return the standard error of the normalized entropy, from each sample's loss minus that of
+    the base rate.
+    """
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -545,7 +622,9 @@ def entropy_error(samples: Samples) -> float:
 
 
 def calibration(samples: Samples) -> float:
-    """Return the mean prediction divided by the click rate; 1 means that predictions are right on average."""
+    """Return the mean prediction divided by the click rate; 1 means that predictions are right on
+    average.
+    """
     predicted = samples.scale / (1 + np.exp(-np.clip(samples.score, -80, 80)))
     return float(predicted.sum()) / samples.total / samples.rate if samples.rate > 0 else float("nan")
 
@@ -553,7 +632,9 @@ def calibration(samples: Samples) -> float:
 def _within_users(
     about: str, label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]
 ) -> Metric:
-    """Return a metric that is a mean over users; `measure` returns a value per user, and weights unless all are 1."""
+    """Return a metric that is a mean over users; `measure` returns a value per user, and weights
+    unless all are 1.
+    """
 
     def measured(samples: Samples) -> float:
         if samples.ranked is None:
@@ -561,14 +642,17 @@ def _within_users(
         values = measure(samples.ranked)
         return mean(*values) if isinstance(values, tuple) else mean(values, np.ones(len(values)))
 
-    return Metric(about=about, label=label, measure=measured, better="higher", of_both_classes=True, of_users=True)
+    return Metric(
+        about=about, label=label, measure=measured, better="higher", of_both_classes=True, of_users=True
+    )
 
 
 METRICS = Registry(
     "metric",
     {
         "auc": Metric(
-            about="Probability that a positive sample has a higher score than a negative one; 0.5 is chance.",
+            about="Probability that a positive sample has a higher score than a "
+            "negative one; 0.5 is chance.",
             label="AUC",
             measure=lambda samples: samples.auc,
             better="higher",
@@ -597,30 +681,43 @@ METRICS = Registry(
             error="entropy_error",
         ),
         "entropy_error": Metric(
-            about="Standard error of the normalized entropy.", label="", measure=entropy_error, compared=False
+            about="Standard error of the normalized entropy.",
+            label="",
+            measure=entropy_error,
+            compared=False,
         ),
         "calibration": Metric(
-            about="Sum of predictions divided by the number of positives; at 1.1 the model predicts a tenth too many.",
+            about="Sum of predictions divided by the number of positives; at 1.1 the model "
+            "predicts a tenth too many.",
             label="calibration",
             measure=calibration,
         ),
-        # A mean weighted by the users' samples (Zhu et al. 2017). In the other metrics, all users have the same weight.
+        # A mean weighted by the users' samples (Zhu et al. 2017). In the other metrics, all users
+        # have the same weight.
         "grouped_auc": _within_users(
             "AUC within each user, weighted by the user's samples; users of one class are left out.",
             "grouped AUC",
             lambda ranked: ranked.areas,
         ),
         "ndcg_at_10": _within_users(
-            "Order of each user's first ten; 1 if all positives come first.", "NDCG@10", lambda ranked: ranked.ndcg(10)
+            "Order of each user's first ten; 1 if all positives come first.",
+            "NDCG@10",
+            lambda ranked: ranked.ndcg(10),
         ),
         "recall_at_10": _within_users(
-            "Share of a user's positives that are among the first ten.", "recall@10", lambda ranked: ranked.recall(10)
+            "Share of a user's positives that are among the first ten.",
+            "recall@10",
+            lambda ranked: ranked.recall(10),
         ),
         "hit_rate_at_10": _within_users(
-            "Share of users with a positive among the first ten.", "hit rate@10", lambda ranked: ranked.hit_rate(10)
+            "Share of users with a positive among the first ten.",
+            "hit rate@10",
+            lambda ranked: ranked.hit_rate(10),
         ),
         "mrr": _within_users(
-            "Mean over users of 1 / place of the first positive.", "MRR", lambda ranked: ranked.reciprocal_rank()
+            "Mean over users of 1 / place of the first positive.",
+            "MRR",
+            lambda ranked: ranked.reciprocal_rank(),
         ),
         "calibration_error": Metric(
             about="Mean distance of predicted from observed rates over bins of equal weight (ECE).",

@@ -1,7 +1,9 @@
-"""Registry of models. A recipe selects a model by its `kind`, which is built in or comes from an installed package.
+"""Registry of models. A recipe selects a model by its `kind`, which is built in or comes from an
+installed package.
 
-A package provides a model by an entry point of the group ``stratarec.models``. The name of the entry point is the kind,
-and its value is a subclass of `base.Score`. A package is imported only when one of its kinds is used.
+A package provides a model by an entry point of the group ``stratarec.models``. The name of the
+entry point is the kind, and its value is a subclass of `base.Score`. A package is imported only
+when one of its kinds is used.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Model(NamedTuple):
     config: type[VectorsConfig]
     """Class of the section ``model`` of this model."""
     score: str | type[Score]
-    """Subclass of `Score`, or its module in `zoo` and its name, which is loaded when used: torch takes seconds."""
+    """Subclass of `Score`, or its module in `zoo` and its name, which is loaded when used: torch
+    takes seconds.
+    """
 
 
 MODELS = Registry[Model](
@@ -66,14 +70,15 @@ def score_of(kind: str) -> type[Score]:
     Raises
     ------
     ConfigError
-        If the kind is unknown or defined more than once, or if the entry point cannot be loaded or is not a model.
+        If the kind is unknown or defined more than once, or if the entry point cannot be loaded or
+        is not a model.
     """
     offers = _offers().get(kind, ())
     if kind in MODELS:
         if offers:
             raise ConfigError(
-                f"model.kind is {kind!r}, which StrataRec has and {_packages(offers)} provides, too: uninstall the "
-                "package, or rename its model"
+                f"model.kind is {kind!r}, which StrataRec has and {_packages(offers)} provides, too: "
+                "uninstall the package, or rename its model"
             )
         score = MODELS[kind].score
         if isinstance(score, str):
@@ -82,14 +87,18 @@ def score_of(kind: str) -> type[Score]:
         return score
     if not offers:
         kinds = ", ".join((*MODELS, *_offers()))
-        raise ConfigError(f"model.kind is {kind!r}, expected one of {kinds}; if a package has it, install that package")
+        raise ConfigError(
+            f"model.kind is {kind!r}, expected one of {kinds}; if a package has it, install that package"
+        )
     if len(offers) > 1:
         raise ConfigError(f"model.kind is {kind!r}, which {_packages(offers)} offer: uninstall all but one")
     return _load(offers[0])
 
 
 def tower_of(config: VectorsConfig) -> Build:
-    """Return the class of this model's tower modules; `Plain` if the outputs of towers are their vectors."""
+    """Return the class of this model's tower modules; `Plain` if the outputs of towers are their
+    vectors.
+    """
     from stratarec.models.towers import Plain
 
     assert config.towers is not None
@@ -136,12 +145,16 @@ def _load(entry: metadata.EntryPoint) -> type[Score]:
     if not (issubclass(config, VectorsConfig) and dataclasses.is_dataclass(config)):
         raise ConfigError(f"{where}, whose config is not a dataclass that extends VectorsConfig")
     if getattr(config, "kind", None) != entry.name:
-        raise ConfigError(f"{where}, whose config has the kind {getattr(config, 'kind', None)!r}, expected the same")
+        raise ConfigError(
+            f"{where}, whose config has the kind {getattr(config, 'kind', None)!r}, expected the same"
+        )
     return score
 
 
 def _of_package(kind: str) -> type[VectorsConfig] | None:
-    """Return the settings of a model that an installed package offers; None for models in `MODELS`."""
+    """Return the settings of a model that an installed package offers; None for models in
+    `MODELS`.
+    """
     return score_of(kind).config if _offers() and (kind not in MODELS or kind in _offers()) else None
 
 

@@ -1,10 +1,11 @@
 """The ids to look up for a batch, each distinct value once, and the vectors that samples share.
 
-Batches are shuffled in *segments*: adjacent samples with equal values in all deduplication groups. The features of
-groups are looked up once per segment, and all samples of a segment use the same vectors. A batch with segments is
-looked up in one call, so that its backward pass is one optimizer step. Every feature has B bags. If it is looked up per
-segment, its first R bags belong to the segments and the other bags are empty. So embedding tables and caches get an
-ordinary `KeyedJagged` with fewer ids.
+Batches are shuffled in *segments*: adjacent samples with equal values in all deduplication groups.
+The features of groups are looked up once per segment, and all samples of a segment use the same
+vectors. A batch with segments is looked up in one call, so that its backward pass is one optimizer
+step. Every feature has B bags. If it is looked up per segment, its first R bags belong to the
+segments and the other bags are empty. So embedding tables and caches get an ordinary `KeyedJagged`
+with fewer ids.
 
 Shapes: B samples, R segments, F features, D width.
 """
@@ -25,10 +26,10 @@ from stratarec.kernels import collate, segments
 from stratarec.kernels.row_index import RowIndex
 from stratarec.models.history import HistoryWindows
 
-# If segments save fewer ids than this, groups are looked up for each sample: segments take 0.3 to 0.5 ms a step, and
-# looking up an id with 16 floats takes 30 ns. On Trivago's log with pooled histories, where segments save 4,600 ids per
-# batch of 1,024, training with segments had 0.83 of the speed without groups; with a lookup for each sample it has
-# 0.98.
+# If segments save fewer ids than this, groups are looked up for each sample: segments take 0.3 to
+# 0.5 ms a step, and looking up an id with 16 floats takes 30 ns. On Trivago's log with pooled
+# histories, where segments save 4,600 ids per batch of 1,024, training with segments had 0.83 of
+# the speed without groups; with a lookup for each sample it has 0.98.
 _LEAST_SAVED = 12_000
 
 
@@ -41,15 +42,15 @@ class Request:
     features : KeyedJagged
         All features, with B bags each.
     starts : Tensor or None
-        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up per
-        segment.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. None if no feature is
+        looked up per segment.
     shared : frozenset of str
         Pooled features that are looked up per segment: their first R bags belong to the segments.
     windows : mapping of str to HistoryWindows
         Windows of the histories that are in deduplication groups and are not pooled.
     lists : tuple of RowIndex or None
-        For a network on a device: the segment of each sample, then two lists of each history or sequence
-        (`Network.lists`). Empty for a network on the host.
+        For a network on a device: the segment of each sample, then two lists of each history or
+        sequence (`Network.lists`). Empty for a network on the host.
     """
 
     features: KeyedJagged
@@ -70,7 +71,8 @@ class Request:
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
-        """Return the request of a batch, which joins the features of all groups with the features in no group.
+        """Return the request of a batch, which joins the features of all groups with the features
+        in no group.
 
         `sequences` are looked up without pooling, and `means` are pooled by weighted means.
         """
@@ -93,12 +95,14 @@ class Request:
                 parts.append(_bags(unique, group.inverse[starts[:-1]] if by_segment else group.inverse))
                 shared += pooled if by_segment else []
         features = _weighted(_joined(keys, parts, batch.size), sparse.weights)
-        return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
+        return cls(
+            features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows
+        )
 
 
 def _saved(group: InverseJagged, sequences: tuple[str, ...]) -> float:
-    """Return how many ids are saved by looking up each distinct value of a group once, for all its features
-    together.
+    """Return how many ids are saved by looking up each distinct value of a group once, for all its
+    features together.
     """
     unique = group.unique
     if all(key in sequences for key in group.keys):
@@ -133,7 +137,9 @@ def _joined(keys: Sequence[str], parts: Sequence[collate.FeatureBags], size: int
 
 
 def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
-    """Set the weights of the first values to `weights`, if there are any, and all other weights to 1."""
+    """Set the weights of the first values to `weights`, if there are any, and all other weights to
+    1.
+    """
     if weights is None:
         return features
     ones = torch.ones(features.values.numel() - weights.numel())
@@ -168,10 +174,11 @@ def _segments(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[
 
 
 def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
-    """Scale the weights of each bag of the features `keys` so that they sum to the bag's number of values.
+    """Scale the weights of each bag of the features `keys` so that they sum to the bag's number of
+    values.
 
-    Tables compute the mean as sum(w * row) / n. With the weights w * n / sum(w) this is sum(w * row) / sum(w). If all
-    weights of a bag are 0, they stay 0, and the pooled vector is 0.
+    Tables compute the mean as sum(w * row) / n. With the weights w * n / sum(w) this is sum(w *
+    row) / sum(w). If all weights of a bag are 0, they stay 0, and the pooled vector is 0.
     """
     if features.weights is None or not keys:
         return features
@@ -185,8 +192,8 @@ def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
 
 
 def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
-    """Scale ``[N]`` weights of bags with ``[B]`` lengths. Sums are float64, because they may exceed the range of
-    float32.
+    """Scale ``[N]`` weights of bags with ``[B]`` lengths. Sums are float64, because they may exceed
+    the range of float32.
     """
     bag = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     sums = torch.bincount(bag, weights.double(), minlength=len(lengths))
@@ -196,7 +203,8 @@ def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Segments of samples that share some vectors; row r of a shared vector tensor belongs to segment r.
+    """Segments of samples that share some vectors; row r of a shared vector tensor belongs to
+    segment r.
 
     Parameters
     ----------
@@ -217,7 +225,9 @@ class Segments:
         return cls(starts=request.starts, shared=tuple(key in request.shared for key in keys))
 
     def expand(self, vectors: Tensor) -> Tensor:
-        """Return the vectors ``[B, F, D]`` of every sample; the memory of `vectors` may be overwritten."""
+        """Return the vectors ``[B, F, D]`` of every sample; the memory of `vectors` may be
+        overwritten.
+        """
         width = vectors.shape[2]
         spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
         columns = segments.SegmentColumns(vectors[0].numel(), spans, self.starts)
@@ -226,7 +236,9 @@ class Segments:
 
     def split(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the unshared vectors ``[B, F_u, D]`` and the shared vectors ``[R, F_s, D]``."""
-        places = [[place for place, shared in enumerate(self.shared) if shared is flag] for flag in (False, True)]
+        places = [
+            [place for place, shared in enumerate(self.shared) if shared is flag] for flag in (False, True)
+        ]
         return chosen(vectors, places[0]), chosen(vectors[: self.starts.numel() - 1], places[1])
 
     def repeat(self, rows: Tensor) -> Tensor:
@@ -242,7 +254,8 @@ def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
     """Return the vectors at `places` of the second axis: ``[B, n, ...]`` from ``[B, F, ...]``."""
     if vectors.device.type == "cpu":
         return vectors[:, list(places)]
-    # Indexing with a list would copy it to the device while the host waits, and a CUDA graph cannot contain that.
+    # Indexing with a list would copy it to the device while the host waits, and a CUDA graph cannot
+    # contain that.
     return torch.cat([vectors[:, place : place + 1] for place in places] or [vectors[:, :0]], dim=1)
 
 
@@ -250,8 +263,8 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, spans: segments.SegmentColumns) -> Tensor:
         ctx.spans = spans
-        # A new tensor on the overwritten memory, because autograd refuses outputs that are changed in place. The
-        # backward pass of the lookup does not need the old values.
+        # A new tensor on the overwritten memory, because autograd refuses outputs that are changed
+        # in place. The backward pass of the lookup does not need the old values.
         return spans.expand(pooled).data
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""Networks of models with towers: a module for each tower, and a network that combines the outputs of all towers.
+"""Networks of models with towers: a module for each tower, and a network that combines the outputs
+of all towers.
 
-Shapes: B samples, F vectors of a tower (its pooled features, then its histories), D width, W_t output columns of tower
-t, which are F D / c for a compression of c.
+Shapes: B samples, F vectors of a tower (its pooled features, then its histories), D width, W_t
+output columns of tower t, which are F D / c for a compression of c.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from stratarec.models.tower_config import TowersConfig, check_plan
 
 
 class TowerModule(nn.Module):
-    """Module of a tower, in place of a `Score`: it maps the vectors ``[B, F, D]`` to output columns ``[B, columns]``.
+    """Module of a tower, in place of a `Score`: it maps the vectors ``[B, F, D]`` to output columns
+    ``[B, columns]``.
 
-    The first columns are `vectors` vectors, which interact with vectors of other towers. The other columns are numbers
-    that are used only in the last layers. If `expanded`, the network over all towers computes one more vector from the
-    columns by a linear map. Dense features are not inputs of towers.
+    The first columns are `vectors` vectors, which interact with vectors of other towers. The other
+    columns are numbers that are used only in the last layers. If `expanded`, the network over all
+    towers computes one more vector from the columns by a linear map. Dense features are not inputs
+    of towers.
     """
 
     columns: int
@@ -50,23 +53,27 @@ class Plain(TowerModule):
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
-        self.columns, self.vectors = count * width, count
+        self.columns = count * width
+        self.vectors = count
 
     def summarize(self, vectors: Tensor) -> Tensor:
         return vectors.flatten(1)
 
 
 class DotTower(TowerModule):
-    """Tower of a DLRM. Its outputs are the products of pairs of its vectors, and V vectors for pairs with other towers.
+    """Tower of a DLRM. Its outputs are the products of pairs of its vectors, and V vectors for
+    pairs with other towers.
 
-    E ``[F, D]`` are the vectors of the tower, and z are the P = F (F - 1) / 2 products of its pairs. The columns are ::
+    E ``[F, D]`` are the vectors of the tower, and z are the P = F (F - 1) / 2 products of its
+    pairs. The columns are ::
 
         vectors = A E + a, a linear map of all F D numbers in E
         numbers = z if they fit in the columns, else C z + c
 
-    V is the number of vectors that fit next to the numbers, but at least one if a vector fits at all. If none fits, the
-    columns are a linear map of E and z, and the tower is `expanded`. A map that only mixes complete vectors would need
-    fewer products than A, but with it some seeds ended 0.03 to 0.06 AUC below the others.
+    V is the number of vectors that fit next to the numbers, but at least one if a vector fits at
+    all. If none fits, the columns are a linear map of E and z, and the tower is `expanded`. A map
+    that only mixes complete vectors would need fewer products than A, but with it some seeds ended
+    0.03 to 0.06 AUC below the others.
     """
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
@@ -98,7 +105,8 @@ class CrossTower(TowerModule):
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
-        self.vectors, self.columns = 0, config.columns(count, width)
+        self.vectors = 0
+        self.columns = config.columns(count, width)
         self.cross = Cross(count * width, config.cross_layers, 0)
         self.projection = nn.Linear(count * width, self.columns)
 
@@ -111,16 +119,23 @@ Build: TypeAlias = Callable[[TowersConfig, int, int], TowerModule]
 
 
 class Tower(Network):
-    """Network of one tower's features. Its score is a `TowerModule`, so it returns columns ``[B, W_t]``."""
+    """Network of one tower's features. Its score is a `TowerModule`, so it returns columns ``[B,
+    W_t]``.
+    """
 
     score: TowerModule
 
     def __init__(
-        self, config: VectorsConfig, towers: TowersConfig, schema: Schema, pooled_keys: tuple[str, ...], build: Build
-    ) -> None:  # fmt: skip
+        self,
+        config: VectorsConfig,
+        towers: TowersConfig,
+        schema: Schema,
+        pooled_keys: tuple[str, ...],
+        build: Build,
+    ) -> None:
         super().__init__(
             config, schema, pooled_keys, lambda _, count: build(towers, count, config.vector_width)
-        )  # fmt: skip
+        )
         self.pooled_keys = pooled_keys
 
     @property
@@ -143,22 +158,28 @@ class TowerNetwork(Network):
     build : callable
         Builds the module of a tower of this model.
     score : callable
-        Builds the score over all towers. Its arguments are how many dense features, vectors and, with tower modules,
-        numbers the score has as inputs.
+        Builds the score over all towers. Its arguments are how many dense features, vectors and,
+        with tower modules, numbers the score has as inputs.
     """
 
     captured = False
 
     def __init__(
-        self, config: VectorsConfig, schema: Schema, pooled_keys: tuple[str, ...], build: Build,
+        self,
+        config: VectorsConfig,
+        schema: Schema,
+        pooled_keys: tuple[str, ...],
+        build: Build,
         score: Callable[..., Score],
-    ) -> None:  # fmt: skip
+    ) -> None:
         nn.Module.__init__(self)
         plan = config.towers
         assert plan is not None
         check_plan(plan, schema)
         _check_plain(config, schema)
-        self.width, self.correction, self.calibration = config.vector_width, (), None
+        self.width = config.vector_width
+        self.correction = ()
+        self.calibration = None
         module = Plain if plan.plain else build
         parts = [_part(schema, pooled_keys, features) for features in plan.plan]
         self.towers = nn.ModuleList(Tower(config, plan, part, keys, module) for part, keys in parts)
@@ -167,12 +188,17 @@ class TowerNetwork(Network):
         self.targets = tuple((pooled_keys.index(f.of),) for f in schema.histories if f.name in keys)
         self.event_columns = tuple((name,) for name in self.sequence_keys)
         self._pooled = [[pooled_keys.index(key) for key in tower.pooled_keys] for tower in self.all_towers]
-        self._sequences = [[self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.all_towers]
+        self._sequences = [
+            [self.sequence_keys.index(key) for key in tower.sequence_keys] for tower in self.all_towers
+        ]
         self._order = self._places(len(pooled_keys)) if plan.plain else None
-        self.expansions = nn.ModuleDict({
-            str(number): nn.Linear(tower.columns, self.width)
-            for number, tower in enumerate(self.all_towers) if tower.score.expanded
-        })  # fmt: skip
+        self.expansions = nn.ModuleDict(
+            {
+                str(number): nn.Linear(tower.columns, self.width)
+                for number, tower in enumerate(self.all_towers)
+                if tower.score.expanded
+            }
+        )
         vectors = sum(tower.score.vectors for tower in self.all_towers) + len(self.expansions)
         numbers = sum(tower.columns - tower.score.vectors * self.width for tower in self.all_towers)
         self.score = score(len(schema.dense), vectors, *([numbers] if numbers else []))
@@ -188,7 +214,9 @@ class TowerNetwork(Network):
         return [(columns, poolings[columns]) for columns in self.event_columns]
 
     def _places(self, pooled: int) -> list[int]:
-        """Return, for each vector of a model without towers, its position among the vectors of all towers."""
+        """Return, for each vector of a model without towers, its position among the vectors of all
+        towers.
+        """
         order = [
             place
             for mine, sequences in zip(self._pooled, self._sequences, strict=True)
@@ -197,7 +225,11 @@ class TowerNetwork(Network):
         return sorted(range(len(order)), key=order.__getitem__)
 
     def forward(
-        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), segments: Segments | None = None
+        self,
+        dense: Tensor,
+        pooled: Tensor,
+        histories: Sequence[History] = (),
+        segments: Segments | None = None,
     ) -> Tensor:
         vectors = pooled.view(len(pooled), -1, self.width)
         vectors = vectors if segments is None else segments.expand(vectors)
@@ -223,10 +255,16 @@ class TowerNetwork(Network):
             if tower.score.expanded:
                 vectors.append(self.expansions[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
-                vectors.append(columns[:, : count * self.width].reshape(columns.shape[0], count, self.width))
+                vectors.append(
+                    columns[:, : count * self.width].reshape(columns.shape[0], count, self.width)
+                )
             if columns.shape[1] > count * self.width:
                 numbers.append(columns[:, count * self.width :])
-        joined = torch.cat(vectors, dim=1) if vectors else outputs[0].new_empty(outputs[0].shape[0], 0, self.width)
+        joined = (
+            torch.cat(vectors, dim=1)
+            if vectors
+            else outputs[0].new_empty(outputs[0].shape[0], 0, self.width)
+        )
         if self._order is not None:
             joined = chosen(joined, self._order)
         logits: Tensor = self.score(dense, joined, None, *([torch.cat(numbers, dim=1)] if numbers else []))
@@ -245,10 +283,16 @@ def _check_plain(config: VectorsConfig, schema: Schema) -> None:
         )
 
 
-def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:
-    """Return the schema of only `features`, and the pooled ones of `features` in the order of `pooled_keys`."""
+def _part(
+    schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]
+) -> tuple[Schema, tuple[str, ...]]:
+    """Return the schema of only `features`, and the pooled ones of `features` in the order of
+    `pooled_keys`.
+    """
     sparse = tuple(feature for feature in schema.sparse if feature.name in features)
-    return replace(schema, dense=(), dates=(), sparse=sparse), tuple(key for key in pooled_keys if key in features)
+    return replace(schema, dense=(), dates=(), sparse=sparse), tuple(
+        key for key in pooled_keys if key in features
+    )
 
 
 def _rows_and_masks(sequences: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:

@@ -1,29 +1,32 @@
 """Bytes that a placed table occupies in each memory, part by part.
 
-A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory), ``dram``, ``mapped``
-and ``block``; *level 0* is ``hbm`` if rows are trained in GPU memory, otherwise ``dram``. Sizes are per slot, per row,
-per batch or per SSD store:
+A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory),
+``dram``, ``mapped`` and ``block``; *level 0* is ``hbm`` if rows are trained in GPU memory,
+otherwise ``dram``. Sizes are per slot, per row, per batch or per SSD store:
 
-    part                memory         per          contents
-    slot weights        level 0        slot         float32 weights, where rows are trained
-    slot state          level 0        slot         float32 optimizer state of the weights
-    tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
-    record weights      of the home    row          encoded weights; an SSD store's frequent rows are in dram, too
-    record parameters   of the home    row          scale and offset of int8 and int4
-    record state        of the home    row          optimizer state in the record
-    record padding      hbm            row          home ``hbm`` only: records are whole words of 4 bytes
-    bitmaps             dram           row          1 bit "written" (not for ``log``) and 1 bit "changed"
-    locations           dram           row          home ``log`` only: 4 bytes; 8 bytes above 2.8e9 rows
-    staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, and buffers for
-                                                    records (only for ``log`` or if level 0 is ``hbm``)
-    workspace           level 0        batch        scratch memory of the update, which all tables use in sequence
-    log buffers         dram           store        buffers of the writer, compaction and readers (upper bound)
-    block padding       block          row          row numbers, checksums, unused ends of blocks
-    dead space          block          row, store   outdated records that are not reclaimed yet (upper bound)
+    part                memory         per          contents slot weights        level 0        slot
+    float32 weights, where rows are trained slot state          level 0        slot         float32
+    optimizer state of the weights tags, stamps        dram           slot         the row in the
+    slot, and its last use; 4 bytes each record weights      of the home    row          encoded
+    weights; an SSD store's frequent rows are in dram, too record parameters   of the home    row
+    scale and offset of int8 and int4 record state        of the home    row          optimizer
+    state in the record record padding      hbm            row          home ``hbm`` only: records
+    are whole words of 4 bytes bitmaps             dram           row          1 bit "written" (not
+    for ``log``) and 1 bit "changed" locations           dram           row          home ``log``
+    only: 4 bytes; 8 bytes above 2.8e9 rows staging             dram, hbm      batch        slots of
+    lookups in flight, lists of moving rows, and buffers for
+                                                    records (only for ``log`` or if level 0 is
+                                                    ``hbm``)
+    workspace           level 0        batch        scratch memory of the update, which all tables
+    use in sequence log buffers         dram           store        buffers of the writer,
+    compaction and readers (upper bound) block padding       block          row          row
+    numbers, checksums, unused ends of blocks dead space          block          row, store
+    outdated records that are not reclaimed yet (upper bound)
 
-A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width, home and codec share
-a store, and so also the parts that are counted per store. If they have very many rows, they use two stores, if this
-needs fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
+A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width,
+home and codec share a store, and so also the parts that are counted per store. If they have very
+many rows, they use two stores, if this needs fewer bytes for locations. The codec and the store
+determine the sizes of records, blocks and locations.
 """
 
 from __future__ import annotations
@@ -38,7 +41,13 @@ from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.homes import HOMES
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.ssd_layout import DEAD_BYTES, DEAD_SHARE, SsdConfig, location_bytes, plan_layout
+from stratarec.embedding.stores.ssd_layout import (
+    DEAD_BYTES,
+    DEAD_SHARE,
+    SsdConfig,
+    location_bytes,
+    plan_layout,
+)
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes
@@ -57,7 +66,9 @@ MOST_SSD_ROWS = 2_800_000_000
 """Approximate number of rows of one SSD store up to which a location needs only 4 bytes."""
 SSD_BUFFER_BYTES = 2 * SsdConfig().buffer_bytes + (1 << 20) + SsdConfig().depth * (16 << 10)
 DEVICE_LOOKUP_BYTES = 64
-"""Bytes of a batch's buffer in GPU memory per lookup: its slot, sorted slots and their order, gradient addresses."""
+"""Bytes of a batch's buffer in GPU memory per lookup: its slot, sorted slots and their order,
+gradient addresses.
+"""
 WORKSPACE_MARGIN = 1.25
 """Assumed ratio of the lookups of the largest batch to the lookups of an average batch."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
@@ -110,7 +121,9 @@ def _record(codec: CodecConfig, shape: RowShape) -> RecordLayout:
 
 
 def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
-    """Return the bytes of a record without padding: encoded weights, scale and offset, and optimizer state."""
+    """Return the bytes of a record without padding: encoded weights, scale and offset, and
+    optimizer state.
+    """
     return _record(codec, shape).record_bytes
 
 
@@ -125,13 +138,17 @@ class SlotSplit:
 
     @classmethod
     def holding(cls, rows: int, ways: int) -> SlotSplit:
-        """Return the split with the fewest slots whose sets, of `ways` slots each, can hold `rows` rows."""
+        """Return the split with the fewest slots whose sets, of `ways` slots each, can hold `rows`
+        rows.
+        """
         sets = max(1, -(-rows // ways))
         return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
     @classmethod
     def within(cls, total: int, ways: int) -> SlotSplit:
-        """Divide `total` slots into sets of `ways` slots as the cache does: at least one set and one overflow set."""
+        """Divide `total` slots into sets of `ways` slots as the cache does: at least one set and
+        one overflow set.
+        """
         sets, overflow_sets = cache_sets(total, ways)
         return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)
 
@@ -246,7 +263,8 @@ def staging_bytes(buffered: int, slots: int, traffic: BatchDemand) -> int:
 
 
 def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
-    """Return the bytes of scratch memory for the update. All tables use the same memory, one after another.
+    """Return the bytes of scratch memory for the update. All tables use the same memory, one after
+    another.
 
     Parameters
     ----------
@@ -272,7 +290,8 @@ def device_workspace_bytes(lookups: Iterable[float], width: int, lookahead: int)
     lookahead : int
         Number of batches that are staged ahead.
     """
-    # The batch in training, batches ahead of it, the copy that a CUDA graph reads, and temporary memory of sorting.
+    # The batch in training, batches ahead of it, the copy that a CUDA graph reads, and temporary
+    # memory of sorting.
     buffers = (lookahead + 3) * DEVICE_LOOKUP_BYTES
     # Partial sums for rows with many lookups: up to two vectors per 256 lookups.
     return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (buffers + 2 * 4 * width / 256))
@@ -292,7 +311,9 @@ def block_bytes(record: int) -> int:
 
 
 def ssd_bytes(record: int, rows: int) -> int:
-    """Return the bytes of all blocks for `rows` records. A record is never divided between two blocks."""
+    """Return the bytes of all blocks for `rows` records. A record is never divided between two
+    blocks.
+    """
     return plan_layout(rows, record, SsdConfig()).padded_bytes
 
 
@@ -301,7 +322,9 @@ SHARED_BYTES: Parts = {"dram": {"log buffers": SSD_BUFFER_BYTES}, "block": {"dea
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:
-    """Return the sums of the sizes of `many` tables by memory and part, without parts of zero bytes."""
+    """Return the sums of the sizes of `many` tables by memory and part, without parts of zero
+    bytes.
+    """
     total: dict[Memory, dict[str, int]] = {}
     for parts in many:
         for memory, named in parts.items():

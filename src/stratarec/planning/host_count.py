@@ -1,8 +1,10 @@
-"""Number of hosts that a model needs to store its tables and to reach a required number of samples per second.
+"""Number of hosts that a model needs to store its tables and to reach a required number of samples
+per second.
 
-Comparing this number with and without memories below DRAM answers the question of MTrainS (arXiv 2305.01515). Hosts
-that are added only for their memory compute little; an SSD in each host can replace them, as long as its reads are fast
-enough. All hosts are assumed to be like the measured one, with even loads.
+Comparing this number with and without memories below DRAM answers the question of MTrainS (arXiv
+2305.01515). Hosts that are added only for their memory compute little; an SSD in each host can
+replace them, as long as its reads are fast enough. All hosts are assumed to be like the measured
+one, with even loads.
 """
 
 from __future__ import annotations
@@ -33,20 +35,24 @@ class HostCount:
     samples_per_second: float
     """Predicted throughput of all hosts together."""
     waits_for: str
-    """Longest part of a step: ``tables``, ``block reads``, or ``network``, which includes the exchange."""
+    """Longest part of a step: ``tables``, ``block reads``, or ``network``, which includes the
+    exchange.
+    """
 
 
 def fewest_hosts(
     tables: Sequence[TableSpec], memory: MemoryConfig, machine: Machine, work: StepWork, *, rate: float
-) -> HostCount:  # fmt: skip
-    """Return the smallest number of hosts that can store `tables` and train `rate` samples per second.
+) -> HostCount:
+    """Return the smallest number of hosts that can store `tables` and train `rate` samples per
+    second.
 
     Each host runs one process.
 
     Parameters
     ----------
     memory : MemoryConfig
-        Budgets of one host. A path without a budget may use as many bytes as are free in it on this machine.
+        Budgets of one host. A path without a budget may use as many bytes as are free in it on this
+        machine.
     machine : Machine
         Rates of a host, and of the links between hosts.
     work : StepWork
@@ -55,14 +61,18 @@ def fewest_hosts(
     Raises
     ------
     ConfigError
-        If there is no budget for DRAM, or if the largest number of hosts is not enough. That number is `MOST_HOSTS`, or
-        the number of samples per step if that is smaller.
+        If there is no budget for DRAM, or if the largest number of hosts is not enough. That number
+        is `MOST_HOSTS`, or the number of samples per step if that is smaller.
     """
     if memory.dram is None:
-        raise ConfigError("memory.dram is null, expected the bytes of a host for tables, such as memory.dram=256GiB")
+        raise ConfigError(
+            "memory.dram is null, expected the bytes of a host for tables, such as memory.dram=256GiB"
+        )
     memory = resolve_policy(_with_budgets(memory, machine.tiers), tables)
     most = min(work.batch, MOST_HOSTS)
-    name = " + ".join(["dram", *(name for name in ("mapped", "block") if getattr(memory, name) is not None)])
+    name = " + ".join(
+        ["dram", *(name for name in ("mapped", "block") if getattr(memory, name) is not None)]
+    )
     choices = [candidates(table, memory, machine.tiers) for table in tables]
 
     @cache
@@ -90,23 +100,30 @@ def fewest_hosts(
     hosts = _least(is_fast, for_bytes, most)
     if hosts is None:
         raise ConfigError(
-            f"{most:,} hosts with {name} do not reach {rate:,.0f} samples per second: lower --samples or raise "
-            "train.batch_size"
+            f"{most:,} hosts with {name} do not reach {rate:,.0f} samples per second: lower --samples or "
+            "raise train.batch_size"
         )
     placement = plan(hosts)
     assert isinstance(placement, Plan)
     time = step(placement, hosts)
     parts = {
-        "tables": time.tables.compute + time.tables.staging, "network": time.dense, "block reads": time.tables.device,
-    }  # fmt: skip
+        "tables": time.tables.compute + time.tables.staging,
+        "network": time.dense,
+        "block reads": time.tables.device,
+    }
     return HostCount(
-        memories=name, hosts=hosts, for_bytes=for_bytes, samples_per_second=work.batch / time.total,
+        memories=name,
+        hosts=hosts,
+        for_bytes=for_bytes,
+        samples_per_second=work.batch / time.total,
         waits_for=max(parts, key=parts.__getitem__),
-    )  # fmt: skip
+    )
 
 
 def _with_budgets(memory: MemoryConfig, tiers: Tiers) -> MemoryConfig:
-    """Return `memory` with a budget for each path: if it has none, the bytes that are free there on this machine."""
+    """Return `memory` with a budget for each path: if it has none, the bytes that are free there on
+    this machine.
+    """
     block, mapped = memory.block, memory.mapped
     if block is not None and block.budget is None and tiers.block is not None:
         block = replace(block, budget=tiers.block.free_bytes)

@@ -1,14 +1,17 @@
-"""Rates of a machine: measured here once and cached, taken from a data sheet, or assumed for a cluster.
+"""Rates of a machine: measured here once and cached, taken from a data sheet, or assumed for a
+cluster.
 
-`measure_tiers` measures the sequential and random-row bandwidth of DRAM, the sequential writes and random reads (by 64
-threads) of each configured path, and the engine's own costs. For a GPU, `stratarec doctor --gpu` measures the memory
-and the bus; this module then measures the engine's costs with rows in GPU memory. Measurements are cached in
-``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), by host, device and mount point.
+`measure_tiers` measures the sequential and random-row bandwidth of DRAM, the sequential writes and
+random reads (by 64 threads) of each configured path, and the engine's own costs. For a GPU,
+`stratarec doctor --gpu` measures the memory and the bus; this module then measures the engine's
+costs with rows in GPU memory. Measurements are cached in ``$XDG_CACHE_HOME/stratarec/tiers.json``
+(``~/.cache`` by default), by host, device and mount point.
 
-The engine's costs are a time per step, per table, per id and per row, in addition to the time of moving bytes. To
-measure them, tables of a few shapes are trained for some steps, once entirely in level 0 and once under a cache. A
-least-squares fit of relative errors then divides the measured seconds among bytes, steps, tables, ids and rows. With
-batches of a few hundred samples, the engine's costs are most of the time.
+The engine's costs are a time per step, per table, per id and per row, in addition to the time of
+moving bytes. To measure them, tables of a few shapes are trained for some steps, once entirely in
+level 0 and once under a cache. A least-squares fit of relative errors then divides the measured
+seconds among bytes, steps, tables, ids and rows. With batches of a few hundred samples, the
+engine's costs are most of the time.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ SHAPES = (
     (3, 12, 320, 4), (3, 12, 3000, 12), (3, 48, 320, 12), (3, 48, 3000, 4), (30, 12, 320, 12), (30, 12, 3000, 4),
     (30, 48, 320, 4), (30, 48, 3000, 12), (12, 24, 1200, 2), (12, 24, 1200, 12), (30, 12, 3000, 12),
 )  # fmt: skip
-"""Tables, floats per row, samples per batch, and skew. Ids of a table with R rows are drawn as ``R * u ** skew``, with
-u uniform in [0, 1)."""
+"""Tables, floats per row, samples per batch, and skew. Ids of a table with R rows are drawn as ``R
+* u ** skew``, with u uniform in [0, 1)."""
 _TABLE_BYTES, _CACHE_SHARE, _WAYS = 96 << 20, 0.2, 32
 _WARM_SAMPLES, _STEPS, _BATCHES = 40_000, 6, 6
 _SWEPT_BYTES = 24 << 20
@@ -78,7 +81,9 @@ _SWEPT_BYTES = 24 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WorkCosts:
-    """Coefficients that predict the seconds of one kind of table work from its bytes and its counts."""
+    """Coefficients that predict the seconds of one kind of table work from its bytes and its
+    counts.
+    """
 
     bytes_factor: float = 1.0
     """Factor on the time that the bytes take at the memory's bandwidth."""
@@ -89,7 +94,9 @@ class WorkCosts:
     lookup: float = 0.0
     """Seconds per lookup."""
     row: float = 0.0
-    """Seconds per distinct row for `EngineCosts.compute`, per fetched row for `EngineCosts.staging`."""
+    """Seconds per distinct row for `EngineCosts.compute`, per fetched row for
+    `EngineCosts.staging`.
+    """
 
     def seconds(self, moved: float, lookups: float, rows: float) -> float:
         """Return the seconds of the work on one table in a step, without `step`.
@@ -101,7 +108,8 @@ class WorkCosts:
         lookups : float
             Number of lookups.
         rows : float
-            Number of rows: distinct rows for `EngineCosts.compute`, fetched rows for `EngineCosts.staging`.
+            Number of rows: distinct rows for `EngineCosts.compute`, fetched rows for
+            `EngineCosts.staging`.
         """
         return self.bytes_factor * moved + self.table + self.lookup * lookups + self.row * rows
 
@@ -129,8 +137,8 @@ class DramTier:
     def lookup_seconds(self, shape: RowShape, lookups: float, distinct: float) -> float:
         """Return the seconds that memory traffic takes when a table's rows are pooled and updated.
 
-        Pooled vectors and their gradients are streamed once. For each distinct row, pooling reads the weights, and the
-        update reads and writes the slot.
+        Pooled vectors and their gradients are streamed once. For each distinct row, pooling reads
+        the weights, and the update reads and writes the slot.
 
         Parameters
         ----------
@@ -145,8 +153,8 @@ class DramTier:
     def staging_seconds(self, row_bytes: int, ways: int, distinct: float, misses: float) -> float:
         """Return the seconds that memory traffic takes when rows are staged.
 
-        For each distinct row, the tags and stamps of a set are read. For each missing row, its bytes are moved twice:
-        once for the row and once for the row that it replaces.
+        For each distinct row, the tags and stamps of a set are read. For each missing row, its
+        bytes are moved twice: once for the row and once for the row that it replaces.
 
         Parameters
         ----------
@@ -172,7 +180,8 @@ class HbmTier(DramTier):
     """Costs of table work with rows in this memory."""
 
     def exchange_seconds(self, slot_bytes: int, record_bytes: int, misses: float) -> float:
-        """Return the seconds to move missing rows from the host into slots, and the rows that they replace back.
+        """Return the seconds to move missing rows from the host into slots, and the rows that they
+        replace back.
 
         Parameters
         ----------
@@ -198,7 +207,9 @@ class BlockTier:
     parallel: int
     """Number of reads in flight during the measurement."""
     direct: bool
-    """Whether reads bypassed the page cache. If false, the measured reads may have come from that cache."""
+    """Whether reads bypassed the page cache. If false, the measured reads may have come from that
+    cache.
+    """
     free_bytes: int
 
 
@@ -210,8 +221,9 @@ class MappedTier:
     write_bytes_per_second: float
     """Bandwidth of sequential writes that end with a sync."""
     row_bytes_per_second: float
-    """Bandwidth of reading random rows of 256 bytes from a mapping with resident pages. For a path on a disk this is
-    the speed of the page cache, which is reached only while the file fits into that cache."""
+    """Bandwidth of reading random rows of 256 bytes from a mapping with resident pages. For a path
+    on a disk this is the speed of the page cache, which is reached only while the file fits into
+    that cache."""
     free_bytes: int
 
 
@@ -273,8 +285,8 @@ class Tiers:
 
 
 def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
-    """Raise `ConfigError` if a number in `config` is not more than 0. Fields in `may_be_zero` may also be 0, and any
-    field may be infinite.
+    """Raise `ConfigError` if a number in `config` is not more than 0. Fields in `may_be_zero` may
+    also be 0, and any field may be infinite.
     """
     name = type(config).__name__.lower()
     for entry in fields(config):  # type: ignore[arg-type]
@@ -291,7 +303,9 @@ class NetworkRates:
     flops_per_second: float = math.inf
     """Measured floating-point operations per second of a network's layers."""
     fixed_seconds: float = 0.0
-    """Seconds per step that do not depend on the batch size: the interpreter and many small operations."""
+    """Seconds per step that do not depend on the batch size: the interpreter and many small
+    operations.
+    """
     up_bytes_per_second: float = math.inf
     """Bandwidth from the host's memory to the device."""
     down_bytes_per_second: float = math.inf
@@ -320,8 +334,8 @@ class Cluster:
     between: Collective = FREE
     """Latency of a collective among ranks of several hosts."""
     adds_by_host: bool = False
-    """Whether gradients of dense parameters are first added inside each host, as GPU collectives do. `Channel.sum` does
-    not."""
+    """Whether gradients of dense parameters are first added inside each host, as GPU collectives
+    do. `Channel.sum` does not."""
 
     def __post_init__(self) -> None:
         check_positive(self, may_be_zero=("adds_by_host",))
@@ -340,7 +354,9 @@ class Machine:
     network: NetworkRates = field(default_factory=NetworkRates)
     cluster: Cluster = field(default_factory=Cluster)
     busy_share: float = 1.0
-    """Share of the cores that the threads of a step occupy. Staging of coming batches uses the other cores."""
+    """Share of the cores that the threads of a step occupy. Staging of coming batches uses the
+    other cores.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,10 +376,14 @@ class DeviceRates:
     trains_rows: bool = True
     """Whether the kernels of rows run on the device."""
     device: str = ""
-    """torch's name of the GPU, so that table work can be timed on it; empty if the rates are from a data sheet."""
+    """torch's name of the GPU, so that table work can be timed on it; empty if the rates are from a
+    data sheet.
+    """
 
     def network(self, *, bf16: bool) -> NetworkRates:
-        """Return the rates of a network on this device. The time to launch kernels is not included."""
+        """Return the rates of a network on this device. The time to launch kernels is not
+        included.
+        """
         return NetworkRates(
             flops_per_second=self.bf16_flops if bf16 else self.float32_flops,
             up_bytes_per_second=self.up_bytes,
@@ -373,10 +393,13 @@ class DeviceRates:
     def tier(self, engine: EngineCosts) -> HbmTier:
         """Return the device's memory as a tier in which table work has the costs `engine`."""
         return HbmTier(
-            sequential_bytes_per_second=self.row_bytes, row_bytes_per_second=self.row_bytes,
-            bytes=round(self.memory_bytes), up_bytes_per_second=self.up_bytes,
-            down_bytes_per_second=self.down_bytes, engine=engine,
-        )  # fmt: skip
+            sequential_bytes_per_second=self.row_bytes,
+            row_bytes_per_second=self.row_bytes,
+            bytes=round(self.memory_bytes),
+            up_bytes_per_second=self.up_bytes,
+            down_bytes_per_second=self.down_bytes,
+            engine=engine,
+        )
 
 
 CARDS = {
@@ -388,44 +411,56 @@ CARDS = {
     "h100": (67e12, 989e12, 64e9, 3350e9, 80e9),
     "h200": (67e12, 989e12, 64e9, 4800e9, 141e9),
 }
-"""Card -> peak float32 operations and 16-bit operations per second, PCIe bytes per second in each direction, memory
-bytes per second, and memory size in bytes."""
+"""Card -> peak float32 operations and 16-bit operations per second, PCIe bytes per second in each
+direction, memory bytes per second, and memory size in bytes."""
 _REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
 """Shares of the peak rates that are assumed to be reached; `DeviceRates.origin` reports them."""
 _TOO_OLD = ("t4",)
 """Cards that Triton's kernels do not run on."""
 _LAUNCHES = WorkCosts(step=5e-4, lookup=5e-9)
-"""Assumed costs of table work on a card. A group of tables needs about 25 kernel launches; 426,000 lookups took the
-host of an H200 2.1 ms."""
+"""Assumed costs of table work on a card. A group of tables needs about 25 kernel launches; 426,000
+lookups took the host of an H200 2.1 ms."""
 
 
 def card_rates(name: str) -> DeviceRates:
-    """Return the rates of a card in `CARDS`, estimated as fixed shares of the peaks in its data sheet."""
+    """Return the rates of a card in `CARDS`, estimated as fixed shares of the peaks in its data
+    sheet.
+    """
     float32, bf16, link, memory, size = CARDS[name.lower()]
     origin = (
-        f"{name}: {_REACHED_FLOPS:.0%} of the operations of its data sheet, {_REACHED_LINK:.0%} of its PCIe link, "
-        f"{_REACHED_MEMORY:.0%} of its memory's bandwidth; nothing was measured"
+        f"{name}: {_REACHED_FLOPS:.0%} of the operations of its data sheet, {_REACHED_LINK:.0%} of its "
+        f"PCIe link, {_REACHED_MEMORY:.0%} of its memory's bandwidth; nothing was measured"
     )
     return DeviceRates(
-        float32_flops=_REACHED_FLOPS * float32, bf16_flops=_REACHED_FLOPS * bf16, up_bytes=_REACHED_LINK * link,
-        down_bytes=_REACHED_LINK * link, row_bytes=_REACHED_MEMORY * memory, memory_bytes=size,
-        trains_rows=name.lower() not in _TOO_OLD, origin=origin,
-    )  # fmt: skip
+        float32_flops=_REACHED_FLOPS * float32,
+        bf16_flops=_REACHED_FLOPS * bf16,
+        up_bytes=_REACHED_LINK * link,
+        down_bytes=_REACHED_LINK * link,
+        row_bytes=_REACHED_MEMORY * memory,
+        memory_bytes=size,
+        trains_rows=name.lower() not in _TOO_OLD,
+        origin=origin,
+    )
 
 
 def measure_tiers(
-    memory: MemoryConfig, *, rates: DeviceRates | None = None, again: bool = False, cache: Path | None = None
+    memory: MemoryConfig,
+    *,
+    rates: DeviceRates | None = None,
+    again: bool = False,
+    cache: Path | None = None,
 ) -> Tiers:
-    """Return the rates of the tiers that `memory` names: cached ones if there are any, else measured now.
+    """Return the rates of the tiers that `memory` names: cached ones if there are any, else
+    measured now.
 
-    A measurement takes a few seconds per tier and needs 256 MiB of DRAM or of space in the path. The numbers of free
-    bytes are never cached.
+    A measurement takes a few seconds per tier and needs 256 MiB of DRAM or of space in the path.
+    The numbers of free bytes are never cached.
 
     Parameters
     ----------
     rates : DeviceRates
-        Rates of the GPU, if rows are trained in its memory. Table work is timed on it if `rates.device` is set,
-        otherwise its costs are assumed.
+        Rates of the GPU, if rows are trained in its memory. Table work is timed on it if
+        `rates.device` is set, otherwise its costs are assumed.
     again : bool
         Whether to measure again and replace cached measurements.
     cache : Path
@@ -442,11 +477,13 @@ def measure_tiers(
     engine = store.get(f"engine|{threads}", lambda: measure_engine(Tiers(dram=dram)))
     block = mapped = None
     if memory.block is not None:
-        measured = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
-        block = BlockTier(path=memory.block.path, free_bytes=_free_bytes(memory.block.path), **measured)
+        path = memory.block.path
+        measured = store.get(_key("block", path), partial(_measure_block, Path(path)))
+        block = BlockTier(path=path, free_bytes=_free_bytes(path), **measured)
     if memory.mapped is not None:
-        measured = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
-        mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **measured)
+        path = memory.mapped.path
+        measured = store.get(_key("mapped", path), partial(_measure_mapped, Path(path)))
+        mapped = MappedTier(path=path, free_bytes=_free_bytes(path), **measured)
     tiers = Tiers(dram=dram, threads=threads, engine=_engine_costs(engine), block=block, mapped=mapped)
     if rates is not None:
         tiers = replace(tiers, hbm=rates.tier(EngineCosts(compute=_LAUNCHES, staging=tiers.engine.staging)))
@@ -469,7 +506,8 @@ class _Cache:
     """File of cached measurements. Each has a key and the time of the measurement."""
 
     def __init__(self, path: Path, again: bool) -> None:
-        self._path, self._again = path, again
+        self._path = path
+        self._again = again
         self.age = 0.0
 
     def get(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -492,7 +530,9 @@ class _Cache:
 
 
 def _key(kind: str, path: str) -> str:
-    """Return a cache key for the file system of a directory. All directories of a file system share a measurement."""
+    """Return a cache key for the file system of a directory. All directories of a file system share
+    a measurement.
+    """
     make_directory(Path(path))
     mount = Path(path).resolve()
     while not mount.is_mount():
@@ -508,7 +548,8 @@ def _free_bytes(path: str) -> int:
 def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) -> float:
     """Call `work` repeatedly for `seconds`, and return `amount` per second of the shortest call.
 
-    Other processes disturb the shortest call least. `amount` is the work of one call, for example its bytes.
+    Other processes disturb the shortest call least. `amount` is the work of one call, for example
+    its bytes.
     """
     work()
     shortest, began = float("inf"), time.perf_counter()
@@ -523,7 +564,9 @@ def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) ->
 def _row_rate(values: NDArray[np.float32]) -> float:
     """Measure the bytes per second when random rows of `values` are read."""
     rows = np.random.default_rng(0).integers(0, len(values) // _ROW_FLOATS, 1 << 18, dtype=np.uint64)
-    return _rate(lambda: sum_rows(values, rows, width=_ROW_FLOATS), rows.size * _ROW_FLOATS * values.itemsize)
+    return _rate(
+        lambda: sum_rows(values, rows, width=_ROW_FLOATS), rows.size * _ROW_FLOATS * values.itemsize
+    )
 
 
 def _measure_dram() -> dict[str, Any]:
@@ -558,15 +601,17 @@ def _measure_mapped(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
-    """Write a file of random bytes in `path`, and yield the file and the bytes per second of writing it.
+    """Write a file of random bytes in `path`, and yield the file and the bytes per second of
+    writing it.
 
-    The file is removed afterwards. If this process is killed, the next measurement in `path` removes the file; the lock
-    on a file shows that its process is still running.
+    The file is removed afterwards. If this process is killed, the next measurement in `path`
+    removes the file; the lock on a file shows that its process is still running.
     """
     make_directory(path)
     remove_leftovers_of(path / "tiers")
     file = temporary_name(path / "tiers")
-    # Random bytes, because zeros would make a file system or device that compresses appear too fast.
+    # Random bytes, because zeros would make a file system or device that compresses appear too
+    # fast.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
         with storage_errors(path), create_locked(file) as out:
@@ -581,11 +626,15 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
 
 
 def _read_rate(file: Path) -> tuple[float, bool]:
-    """Return the random reads per second with `PARALLEL_READS` threads, and whether the reads were direct."""
+    """Return the random reads per second with `PARALLEL_READS` threads, and whether the reads were
+    direct.
+    """
     descriptor, direct = _open_direct(file)
     if hasattr(os, "posix_fadvise"):  # drop the file's pages from the page cache
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    buffers = np.frombuffer(mmap.mmap(-1, PARALLEL_READS * READ_BYTES), dtype=np.uint8).reshape(PARALLEL_READS, -1)
+    buffers = np.frombuffer(mmap.mmap(-1, PARALLEL_READS * READ_BYTES), dtype=np.uint8).reshape(
+        PARALLEL_READS, -1
+    )
     deadline = [0.0]
 
     def read(thread: int) -> int:
@@ -622,7 +671,9 @@ def _open_direct(file: Path) -> tuple[int, bool]:
 
 
 def measure_engine(tiers: Tiers, device: str = "cpu") -> dict[str, Any]:
-    """Measure the fields of `EngineCosts` with rows on `device`. This takes a few seconds and tables of 96 MiB."""
+    """Measure the fields of `EngineCosts` with rows on `device`. This takes a few seconds and
+    tables of 96 MiB.
+    """
     lines: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
     for tables, width, batch, skew in SHAPES:
         for name, line in _lines(tables, width, batch, skew, tiers, device):
@@ -632,17 +683,19 @@ def measure_engine(tiers: Tiers, device: str = "cpu") -> dict[str, Any]:
 
 def _lines(
     tables: int, width: int, batch: int, skew: float, tiers: Tiers, device: str
-) -> Iterator[tuple[str, tuple[float, ...]]]:  # fmt: skip
-    """Yield one equation of the fit for each kind of work: its name (``compute`` or ``staging``) and the numbers.
+) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Yield one equation of the fit for each kind of work: its name (``compute`` or ``staging``)
+    and the numbers.
 
-    The numbers are predicted seconds of memory traffic; groups, tables, lookups and rows of a step; and the measured
-    seconds of a step.
+    The numbers are predicted seconds of memory traffic; groups, tables, lookups and rows of a step;
+    and the measured seconds of a step.
     """
     optimizer = RowOptimizerConfig()
     shape, names = RowShape.of(width, optimizer), tuple(f"t{number}" for number in range(tables))
     rows = max(_TABLE_BYTES // (tables * shape.slot_bytes), 1)
     configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=width, feature_names=(name,)) for name in names
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=width, feature_names=(name,))
+        for name in names
     ]
     slots = max(int(_CACHE_SHARE * rows), 2 * _WAYS)
     draws, lookups = np.random.default_rng(0), tables * batch
@@ -654,7 +707,10 @@ def _lines(
 
     def batches(ids: NDArray[np.int64]) -> list[KeyedJagged]:
         values = map(torch.from_numpy, ids)
-        return [KeyedJagged(keys=names, values=batch_ids, offsets=None, batch_size=batch) for batch_ids in values]
+        return [
+            KeyedJagged(keys=names, values=batch_ids, offsets=None, batch_size=batch)
+            for batch_ids in values
+        ]
 
     trained = draw(_BATCHES)
     distinct = sum(len(np.unique(ids)) for ids in trained.reshape(-1, batch)) / _BATCHES
@@ -694,12 +750,16 @@ def _lines(
 
 
 def cold_seconds(
-    work: Callable[[], object], rounds: int, seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter
+    work: Callable[[], object],
+    rounds: int,
+    seconds: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the median seconds per call of `work`, over at least `rounds` calls and `seconds`, after a first call.
+    """Return the median seconds per call of `work`, over at least `rounds` calls and `seconds`,
+    after a first call.
 
-    Between calls other memory is touched, which empties the processor's caches. In training, lookups and the network
-    alternate, so neither finds its own rows and code in those caches.
+    Between calls other memory is touched, which empties the processor's caches. In training,
+    lookups and the network alternate, so neither finds its own rows and code in those caches.
     """
     between = np.zeros(_SWEPT_BYTES, np.uint8)
     work()
@@ -713,7 +773,8 @@ def cold_seconds(
 
 
 def _fitted(lines: NDArray[np.float64]) -> dict[str, float]:
-    """Return the fields of `WorkCosts`, nonnegative, with the least squared relative errors on `lines`.
+    """Return the fields of `WorkCosts`, nonnegative, with the least squared relative errors on
+    `lines`.
 
     One more equation asks for a `bytes_factor` of 1, because noise could otherwise make it 0.
     """

@@ -1,20 +1,20 @@
 """Compute a `Plan` from measured tiers, budgets and access counts. No file is written.
 
-As in MTrainS (arXiv 2305.01515), tables are placed over a machine's memories by the capacity and bandwidth that they
-need. Here, precision and cache size are chosen in the same step.
+As in MTrainS (arXiv 2305.01515), tables are placed over a machine's memories by the capacity and
+bandwidth that they need. Here, precision and cache size are chosen in the same step.
 
-An integer program with a few thousand binary variables chooses one candidate per table within the byte budgets; it
-takes one to four seconds for 26 tables. If nothing fits, the same program with bytes as the cost gives the smallest
-sufficient budget. A table is entirely in level 0, whatever its precision, if the rows of the batches in flight need a
-cache as large as the table.
+An integer program with a few thousand binary variables chooses one candidate per table within the
+byte budgets; it takes one to four seconds for 26 tables. If nothing fits, the same program with
+bytes as the cost gives the smallest sufficient budget. A table is entirely in level 0, whatever its
+precision, if the rows of the batches in flight need a cache as large as the table.
 
-**Frequent rows** of a table in an SSD store may have their records in DRAM, so that DRAM holds the frequent rows of
-several tables instead of all rows of some.
+**Frequent rows** of a table in an SSD store may have their records in DRAM, so that DRAM holds the
+frequent rows of several tables instead of all rows of some.
 
-**Hot rows** of tables under a cache are part of the plan. A run saves the plan, so a resumed run has the same hot rows.
-They have separate slots in level 0. The rest of the budget is planned for the remaining lookups, for which smaller
-caches are sufficient. A hot batch needs no search in a cache's directory and moves no rows. Hot rows are of no use for
-tables that are entirely in level 0.
+**Hot rows** of tables under a cache are part of the plan. A run saves the plan, so a resumed run
+has the same hot rows. They have separate slots in level 0. The rest of the budget is planned for
+the remaining lookups, for which smaller caches are sufficient. A hot batch needs no search in a
+cache's directory and moves no rows. Hot rows are of no use for tables that are entirely in level 0.
 """
 
 from __future__ import annotations
@@ -58,19 +58,31 @@ _FIELDS: Mapping[Memory, str] = {
     "block": "memory.block.budget",
 }
 
-# Cache of the pinned rows alone, and a device whose speed does not matter, to find out whether tables would fit.
+# Cache of the pinned rows alone, and a device whose speed does not matter, to find out whether
+# tables would fit.
 _SMALLEST_CACHE = 1e-9
 _ANY_BLOCK = BlockTier(
-    path="", write_bytes_per_second=1e9, reads_per_second=1e5, read_bytes=4096, parallel=1, direct=True,
+    path="",
+    write_bytes_per_second=1e9,
+    reads_per_second=1e5,
+    read_bytes=4096,
+    parallel=1,
+    direct=True,
     free_bytes=1 << 60,
-)  # fmt: skip
+)
 
 
 def place(
-    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1,
+    tables: Sequence[TableSpec],
+    memory: MemoryConfig,
+    tiers: Tiers,
+    *,
+    batch_size: int,
+    ranks: int = 1,
     choices: Sequence[Sequence[Candidate]] | None = None,
-) -> Plan:  # fmt: skip
-    """Return the plan with the smallest cost (predicted time and penalties for lower precision) within the budgets.
+) -> Plan:
+    """Return the plan with the smallest cost (predicted time and penalties for lower precision)
+    within the budgets.
 
     Parameters
     ----------
@@ -81,17 +93,19 @@ def place(
     tiers : Tiers
         Measured rates. They must include the memories that `memory` names.
     batch_size : int
-        Samples per batch. It is only recorded in the plan, because `tables` already contain the lookups of a batch.
+        Samples per batch. It is only recorded in the plan, because `tables` already contain the
+        lookups of a batch.
     ranks : int
         Number of processes that share the tables. Each has its own SSD stores and workspace.
     choices : sequence of sequences of Candidate
-        Result of `candidates` for each table, if it was computed already. It does not depend on budgets.
+        Result of `candidates` for each table, if it was computed already. It does not depend on
+        budgets.
 
     Raises
     ------
     ConfigError
-        If no placement fits; the message has the smallest sufficient budget of a process. Also if `memory` has a
-        precision for a table that does not exist.
+        If no placement fits; the message has the smallest sufficient budget of a process. Also if
+        `memory` has a precision for a table that does not exist.
     """
     memory.check_tables(table.name for table in tables)
     memory = resolve_policy(memory, tables)
@@ -104,16 +118,25 @@ def place(
         raise ConfigError(_explain(choices, limits, memory, workspace, ranks) + advice)
     placements = tuple(option.placement for option in chosen)
     return Plan(
-        tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
-        policy=memory.cache.policy, workspace_bytes=workspace, ranks=ranks,
-        output_bytes=output_bytes(sum(table.outputs for table in tables)), fixed=_fixed(placements, tiers),
+        tables=placements,
+        budgets=budgets,
+        batch_size=batch_size,
+        lookahead=memory.lookahead,
+        policy=memory.cache.policy,
+        workspace_bytes=workspace,
+        ranks=ranks,
+        output_bytes=output_bytes(sum(table.outputs for table in tables)),
+        fixed=_fixed(placements, tiers),
         notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers, ranks)),
-    )  # fmt: skip
+    )
 
 
 def _workspace(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers) -> int:
     """Return the bytes in level 0 of a process that the update of a batch needs."""
-    lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)
+    lookups, widest = (
+        [table.lookups for table in tables],
+        max((table.shape.width for table in tables), default=1),
+    )
     if memory.hbm:
         return device_workspace_bytes(lookups, widest, memory.lookahead)
     return workspace_bytes(lookups, widest, tiers.threads)
@@ -135,7 +158,9 @@ def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> TableSeconds:
     """
     groups = {(option.tier, option.width, option.codec) for option in placements}
     cached = sum(tier != "level0" for tier, *_ in groups)
-    return TableSeconds(compute=tiers.costs.compute.step * len(groups), staging=tiers.costs.staging.step * cached)
+    return TableSeconds(
+        compute=tiers.costs.compute.step * len(groups), staging=tiers.costs.staging.step * cached
+    )
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
@@ -145,7 +170,10 @@ def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
     """
     budgets: dict[Memory, int | None] = {"hbm": memory.hbm} if memory.hbm else {}
     budgets["dram"] = memory.dram
-    for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
+    for name, config, tier in (
+        ("mapped", memory.mapped, tiers.mapped),
+        ("block", memory.block, tiers.block),
+    ):
         if config is None:
             continue
         if tier is None:
@@ -157,12 +185,14 @@ def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
 def _least(
     choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None, ranks: int
 ) -> list[Candidate] | None:
-    """Return one candidate per table within `limits`: with the smallest total cost, or, if `memory` is given, with the
-    fewest bytes in that memory. None if nothing fits.
+    """Return one candidate per table within `limits`: with the smallest total cost, or, if `memory`
+    is given, with the fewest bytes in that memory. None if nothing fits.
     """
     sizes = [np.array([option.sizes for option in options], dtype=np.int64) for options in choices]
     stores = list(
-        dict.fromkeys(option.placement.ssd for options in choices for option in options if option.placement.ssd)
+        dict.fromkeys(
+            option.placement.ssd for options in choices for option in options if option.placement.ssd
+        )
     )
     shared = [ranks * in_memory(SHARED_BYTES, name) for name in MEMORIES]
     if memory is None:
@@ -173,28 +203,42 @@ def _least(
     # Imported here because SciPy's solvers load slowly, and most commands do not place tables.
     from stratarec.planning.solve import Groups, solve
 
-    numbers: dict[SsdStore | None, int] = {None: -1, **{store: number for number, store in enumerate(stores)}}
+    numbers: dict[SsdStore | None, int] = {
+        None: -1,
+        **{store: number for number, store in enumerate(stores)},
+    }
     groups = Groups(
         member=[np.array([numbers[option.placement.ssd] for option in options]) for options in choices],
         sizes=np.array([shared] * len(stores), dtype=np.int64).reshape(len(stores), len(MEMORIES)),
         costs=np.full(len(stores), float(fees)),
     )
     chosen = solve(costs, sizes, limits, groups)
-    return None if chosen is None else [options[choice] for options, choice in zip(choices, chosen, strict=True)]
+    return (
+        None
+        if chosen is None
+        else [options[choice] for options, choice in zip(choices, chosen, strict=True)]
+    )
 
 
 def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
-    """Return the bytes in one memory of the chosen candidates and of the SSD stores that they share."""
-    of_stores = ranks * len({option.placement.ssd for option in chosen} - {None}) * in_memory(SHARED_BYTES, memory)
+    """Return the bytes in one memory of the chosen candidates and of the SSD stores that they
+    share.
+    """
+    of_stores = (
+        ranks * len({option.placement.ssd for option in chosen} - {None}) * in_memory(SHARED_BYTES, memory)
+    )
     return sum(in_memory(option.placement.bytes, memory) for option in chosen) + of_stores
 
 
 def _explain(
-    choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: MemoryConfig, workspace: int,
+    choices: Sequence[Sequence[Candidate]],
+    limits: Sequence[int | None],
+    memory: MemoryConfig,
+    workspace: int,
     ranks: int,
-) -> str:  # fmt: skip
-    """Return an error message with each budget that is too small, its smallest sufficient value, and the largest
-    consumer.
+) -> str:
+    """Return an error message with each budget that is too small, its smallest sufficient value,
+    and the largest consumer.
     """
     fixes, worst = [], ""
     of_each = f" for each of {ranks} processes" if ranks > 1 else ""
@@ -209,7 +253,8 @@ def _explain(
         shared = workspace if name == memory.level0 else 0
         needed, budget = -(-_used(smallest, name, ranks) // ranks) + shared, limit // ranks + shared
         fixes.append(
-            f"{_FIELDS[name]} to at least {needed} ({format_bytes(needed)}; it is {format_bytes(budget)}){of_each}"
+            f"{_FIELDS[name]} to at least {needed} ({format_bytes(needed)}; it is "
+            f"{format_bytes(budget)}){of_each}"
         )
         worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
@@ -218,7 +263,9 @@ def _explain(
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
-    """Return a text about a memory's largest consumer: a table with its SSD store, or the workspace of the update."""
+    """Return a text about a memory's largest consumer: a table with its SSD store, or the workspace
+    of the update.
+    """
     name, most = MEMORY_NAMES[memory], max(chosen, key=lambda option: _used([option], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
@@ -228,8 +275,8 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
     text = f"table {placed.table!r} alone needs at least {needed} bytes ({format_bytes(needed)}) of {name}{where}"
     if placed.tier != "level0":
         text += (
-            f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
-            f"flight pin up to {placed.pinned:,}"
+            f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which "
+            f"the batches in flight pin up to {placed.pinned:,}"
         )
     if placed.ssd is not None:
         of_store = format_bytes(needed - in_memory(placed.bytes, memory))
@@ -237,8 +284,12 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
     return text
 
 
-def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, batch_size: int, ranks: int) -> list[str]:
-    """Return the changes of a recipe, other than larger budgets, of which each alone makes the tables fit."""
+def _cheaper(
+    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, batch_size: int, ranks: int
+) -> list[str]:
+    """Return the changes of a recipe, other than larger budgets, of which each alone makes the
+    tables fit.
+    """
     lowest = max(KINDS, key=lambda kind: KINDS[kind].penalty)
     ways = []
     if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables) and _fit(
@@ -270,7 +321,9 @@ def _fit(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, ranks:
     return _least(choices, limits, None, ranks) is not None
 
 
-def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: MemoryConfig) -> tuple[str, ...]:
+def _notes(
+    tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: MemoryConfig
+) -> tuple[str, ...]:
     notes = []
     fraction = memory.cache.fraction
     raised, uncached = [], []
@@ -278,13 +331,17 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
         placed = option.placement
         if placed.tier == "level0" and memory.table_precision(table.name) not in ("auto", "fp32"):
             uncached.append(table.name)
-        elif placed.tier != "level0" and fraction is not None and placed.cache_rows > fraction * table.rows * 1.05:
+        elif (
+            placed.tier != "level0"
+            and fraction is not None
+            and placed.cache_rows > fraction * table.rows * 1.05
+        ):
             raised.append(table.name)
     if uncached:
         which = "all tables" if len(uncached) == len(tables) else ", ".join(uncached)
         notes.append(
-            f"float32 in {MEMORY_NAMES[memory.level0]}, whatever memory.precision says: {which}; the rows of the "
-            "batches in flight need a cache as large as the table"
+            f"float32 in {MEMORY_NAMES[memory.level0]}, whatever memory.precision says: {which}; the rows "
+            "of the batches in flight need a cache as large as the table"
         )
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
@@ -292,7 +349,9 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
 
 
 def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
-    """Return remarks on budgets that are larger than the memory of this machine, and on a path without direct reads."""
+    """Return remarks on budgets that are larger than the memory of this machine, and on a path
+    without direct reads.
+    """
     there: list[tuple[Memory, int | None, int]] = [("dram", memory.dram, tiers.dram.bytes)]
     if tiers.hbm is not None:
         there.append(("hbm", memory.hbm, tiers.hbm.bytes))
@@ -302,13 +361,15 @@ def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
         there.append(("mapped", memory.mapped.budget, tiers.mapped.free_bytes))
     of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     notes = [
-        f"{_FIELDS[name]} is {format_bytes(budget)}{of_each}, but this machine has only {format_bytes(free)}"
+        f"{_FIELDS[name]} is {format_bytes(budget)}{of_each}, but this machine has "
+        f"only {format_bytes(free)}"
         for name, budget, free in there
         if budget is not None and budget * ranks > free
     ]
     if memory.block is not None and tiers.block is not None and not tiers.block.direct:
         notes.append(
-            f"{memory.block.path} does not support direct reads: its speed was measured through the page cache"
+            f"{memory.block.path} does not support direct reads: its speed was "
+            "measured through the page cache"
         )
     return notes
 
@@ -366,10 +427,12 @@ def make_hot_plan(
     tiers: Tiers | None = None,
     ranks: int = 1,
 ) -> Plan:
-    """Plan the tables of a model on this machine, with hot rows if `hot.budget` reserves part of level 0 for them.
+    """Plan the tables of a model on this machine, with hot rows if `hot.budget` reserves part of
+    level 0 for them.
 
-    Only tables under a cache get hot rows, but the bytes of hot rows change which tables are under a cache. So tables
-    are planned first without hot rows and then with them, repeatedly, until no further table leaves level 0.
+    Only tables under a cache get hot rows, but the bytes of hot rows change which tables are under
+    a cache. So tables are planned first without hot rows and then with them, repeatedly, until no
+    further table leaves level 0.
 
     Parameters
     ----------
@@ -392,15 +455,21 @@ def make_hot_plan(
     while True:
         if len(uncached) == len(plan.tables):
             raise ConfigError(
-                f"hot.budget is set, but every table is entirely in {MEMORY_NAMES[level0]} and needs no hot rows; set "
-                f"it to null, or lower memory.{level0}"
+                f"hot.budget is set, but every table is entirely in {MEMORY_NAMES[level0]} and needs no "
+                f"hot rows; set it to null, or lower memory.{level0}"
             )
-        row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in uncached) for table in tables}
+        row_bytes = {
+            table.name: _row_bytes(table, optimizer) * (table.name not in uncached) for table in tables
+        }
         profile = calibrate(dataset, row_bytes, hot.budget)
         rows = {name: count for name, count in profile.rows.items() if name not in uncached}
-        plan = make_plan(tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, hot=rows)
+        plan = make_plan(
+            tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, hot=rows
+        )
         if uncached <= _uncached(plan):
-            return _with_hot_rows(plan, profile, row_bytes, (warn_inherited_ids(dataset), warn_little_skew(profile)))
+            return _with_hot_rows(
+                plan, profile, row_bytes, (warn_inherited_ids(dataset), warn_little_skew(profile))
+            )
         uncached &= _uncached(plan)
 
 
@@ -413,7 +482,8 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
 
 
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
-    """Return the tables of `dataset`, and for each the number of first rows that never leave level 0 under `plan`.
+    """Return the tables of `dataset`, and for each the number of first rows that never leave level
+    0 under `plan`.
 
     These are the hot rows, or all rows of a table that is entirely in level 0.
     """
@@ -425,7 +495,7 @@ def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
 
 def _with_hot_rows(
     plan: Plan, profile: HotProfile, row_bytes: Mapping[str, int], remarks: tuple[str, ...]
-) -> Plan:  # fmt: skip
+) -> Plan:
     def with_rows(placed: TablePlacement) -> TablePlacement:
         if placed.tier == "level0" or not row_bytes[placed.table]:
             return placed
@@ -443,6 +513,8 @@ def _with_hot_rows(
     return replace(
         plan,
         tables=tuple(map(with_rows, plan.tables)),
-        budgets=plan.budgets if level0 is None else {**plan.budgets, plan.level0: level0 + point.budget_bytes},
+        budgets=plan.budgets
+        if level0 is None
+        else {**plan.budgets, plan.level0: level0 + point.budget_bytes},
         notes=(*plan.notes, *filter(None, remarks), note),
     )

@@ -1,7 +1,9 @@
-"""Plan of all tables (home, codec, cache and predictions of each), and its comparison with the memory that a run used.
+"""Plan of all tables (home, codec, cache and predictions of each), and its comparison with the
+memory that a run used.
 
-Some predicted parts are upper bounds, which a run need not reach: dead space and buffers of an SSD store, staging,
-workspace. The plan has a defect if any other part differs from the used bytes by more than 5 %.
+Some predicted parts are upper bounds, which a run need not reach: dead space and buffers of an SSD
+store, staging, workspace. The plan has a defect if any other part differs from the used bytes by
+more than 5 %.
 """
 
 from __future__ import annotations
@@ -75,10 +77,14 @@ class TablePlacement:
     pinned: Count
     """Rows that the batches in flight may pin at once, with a margin."""
     misses: Nonnegative
-    """Predicted distinct rows per batch that are not in level 0 when it is staged, and are read from their home."""
+    """Predicted distinct rows per batch that are not in level 0 when it is staged, and are read
+    from their home.
+    """
     seconds: TableSeconds
     hot_rows: _Rows = 0
-    """Number of hot rows, which are the first rows of the table. They have slots in addition to the cache's slots."""
+    """Number of hot rows, which are the first rows of the table. They have slots in addition to the
+    cache's slots.
+    """
     dram_rows: _Rows = 0
     """Number of first rows of a table in an SSD store whose records are in DRAM."""
 
@@ -86,7 +92,8 @@ class TablePlacement:
         cached = self.tier != "level0"
         counts = dict.fromkeys(("rows", "width", "cache_rows"), "[1, inf)")
         check_ranges(self, f"table {self.table!r}: ", **counts, ways=f"[{int(cached)}, inf)")
-        # A cache has at least one set and one overflow set. Apart from that, it need not be larger than its table.
+        # A cache has at least one set and one overflow set. Apart from that, it need not be larger
+        # than its table.
         most = 2 * max(self.rows, self.ways)
         if self.cache_rows > most:
             raise ConfigError(
@@ -103,7 +110,9 @@ class TablePlacement:
 
     @property
     def ssd(self) -> SsdStore | None:
-        """SSD store in which the table is stored together with others of its width and codec; None for another home."""
+        """SSD store in which the table is stored together with others of its width and codec; None
+        for another home.
+        """
         return SsdStore(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
@@ -135,11 +144,17 @@ class Plan:
     workspace_bytes: Count
     """Bytes of scratch memory for the update in each process, in `level0`."""
     output_bytes: Count
-    """Bytes of the embedding layer's activations and their gradients, in `level0`. No budget includes them."""
+    """Bytes of the embedding layer's activations and their gradients, in `level0`. No budget
+    includes them.
+    """
     fixed: TableSeconds = field(default_factory=TableSeconds)
-    """Seconds per step that do not depend on the batch: a cost for each group of tables that are looked up together."""
+    """Seconds per step that do not depend on the batch: a cost for each group of tables that are
+    looked up together.
+    """
     ranks: Count = 1
-    """Number of processes that share the tables. Budgets and bytes of tables are totals of all processes."""
+    """Number of processes that share the tables. Budgets and bytes of tables are totals of all
+    processes.
+    """
     notes: tuple[str, ...] = ()
     """Remarks for the user, as sentences."""
     format: int = FORMAT
@@ -147,7 +162,9 @@ class Plan:
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     def __post_init__(self) -> None:
-        check_ranges(self, "", batch_size="[1, inf)", lookahead=f"[0, {MOST_AHEAD}]", ranks=f"[1, {_MOST_RANKS}]")
+        check_ranges(
+            self, "", batch_size="[1, inf)", lookahead=f"[0, {MOST_AHEAD}]", ranks=f"[1, {_MOST_RANKS}]"
+        )
         names = [placed.table for placed in self.tables]
         if len(set(names)) != len(names):
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")
@@ -170,7 +187,10 @@ class Plan:
     def bytes(self) -> Parts:
         """Bytes of all tables, SSD stores and workspaces, for all processes together."""
         stores = {placement.ssd for placement in self.tables} - {None}
-        shared: list[Parts] = [*[SHARED_BYTES] * len(stores), {self.level0: {"workspace": self.workspace_bytes}}]
+        shared: list[Parts] = [
+            *[SHARED_BYTES] * len(stores),
+            {self.level0: {"workspace": self.workspace_bytes}},
+        ]
         return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
 
     def used(self, memory: Memory) -> int:
@@ -193,25 +213,33 @@ class Plan:
 
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of the embedding layer per step, with work that overlaps counted once."""
+        """Predicted seconds of the embedding layer per step, with work that overlaps counted
+        once.
+        """
         cores = float(self.level0 == "dram")
         return StepTime(
             samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead, busy_share=cores
-        ).total  # fmt: skip
+        ).total
 
     @property
     def hit_rate(self) -> float:
-        """Predicted share of a batch's distinct rows that are in level 0 already, over all tables under a cache."""
+        """Predicted share of a batch's distinct rows that are in level 0 already, over all tables
+        under a cache.
+        """
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         distinct = sum(placed.distinct for placed in cached)
         return 1 - sum(placed.misses for placed in cached) / distinct if distinct else 1.0
 
     @property
     def summary(self) -> str:
-        """Text of one line with the bytes of the tables as planned and as float32, and the predicted hit rate."""
+        """Text of one line with the bytes of the tables as planned and as float32, and the
+        predicted hit rate.
+        """
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         used = ", ".join(
-            f"{format_bytes(self.used(memory))} of {MEMORY_NAMES[memory]}" for memory in MEMORIES if self.used(memory)
+            f"{format_bytes(self.used(memory))} of {MEMORY_NAMES[memory]}"
+            for memory in MEMORIES
+            if self.used(memory)
         )
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
         by = f" ({self.policy})" if cached else ""
@@ -242,7 +270,9 @@ class Plan:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "plan") -> Plan:
-        """Create a plan from data that `to_dict` returned; `DatasetError`, which names `origin`, if it is invalid."""
+        """Create a plan from data that `to_dict` returned; `DatasetError`, which names `origin`, if
+        it is invalid.
+        """
         if content.get("format") != FORMAT:
             number = content.get("format")
             fault = newer_format(number, FORMAT) or f"format {number!r}, expected {FORMAT}; plan again"
@@ -270,8 +300,8 @@ class Plan:
 def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu") -> TierConfig:
     """Return the tier settings of the engine for a plan.
 
-    Stores with files get a directory `name` under the paths of `memory`. Rows are trained on `device` if the plan has
-    them in GPU memory, otherwise in DRAM.
+    Stores with files get a directory `name` under the paths of `memory`. Rows are trained on
+    `device` if the plan has them in GPU memory, otherwise in DRAM.
 
     Raises
     ------
@@ -299,8 +329,11 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
             raise ConfigError(
                 f"the plan places table {table!r} in a {home} home: set {name_of_path}, a directory for it"
             )
-    # All cached tables of a plan have the same number of ways; tables entirely in level 0 have none.
-    ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
+    # All cached tables of a plan have the same number of ways; tables entirely in level 0 have
+    # none.
+    ways = max(
+        (placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways
+    )
     return TierConfig(
         device=device if plan.level0 == "hbm" else "cpu",
         tables=tables,
@@ -332,19 +365,25 @@ class Comparison:
 
     @property
     def off(self) -> float:
-        """Relative difference of used and predicted bytes; infinite if bytes were used but none predicted."""
+        """Relative difference of used and predicted bytes; infinite if bytes were used but none
+        predicted.
+        """
         if not self.predicted:
             return float("inf") if self.used else 0.0
         return self.used / self.predicted - 1
 
     @property
     def defect(self) -> bool:
-        """Whether used and predicted bytes differ by more than `TOLERANCE`, apart from unused reserves."""
+        """Whether used and predicted bytes differ by more than `TOLERANCE`, apart from unused
+        reserves.
+        """
         return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
 
 
 def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
-    """Compare planned and used bytes of each memory that the plan may use. `measured` maps memories to used bytes."""
+    """Compare planned and used bytes of each memory that the plan may use. `measured` maps memories
+    to used bytes.
+    """
     parts = plan.bytes
     return [
         Comparison(

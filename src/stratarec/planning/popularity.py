@@ -1,9 +1,9 @@
 """Popularity of a table's rows, in a few thousand bins, and the cache misses that it predicts.
 
-`expected_misses` predicts the misses per batch after the cache has filled. A batch of n lookups uses a row of
-popularity p with probability q = 1 - (1 - p)^n. Lookups are assumed to be independent draws, because counts contain
-neither sessions nor drift. Predicted misses are within 3 % of those of simulated caches on Zipf traces; caches with
-sets of 32 ways have up to 5 % more misses."""
+`expected_misses` predicts the misses per batch after the cache has filled. A batch of n lookups
+uses a row of popularity p with probability q = 1 - (1 - p)^n. Lookups are assumed to be independent
+draws, because counts contain neither sessions nor drift. Predicted misses are within 3 % of those
+of simulated caches on Zipf traces; caches with sets of 32 ways have up to 5 % more misses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 _EXACT_COUNTS = 128
 _WIDTH = 0.01
 _CHUNK_ROWS = 1 << 22
-# Maximum number of segments of rows in one bin that are kept in the order of ids. If ids are ranked by frequency, about
-# 1,700 segments are needed, and one for each tail bucket.
+# Maximum number of segments of rows in one bin that are kept in the order of ids. If ids are ranked
+# by frequency, about 1,700 segments are needed, and one for each tail bucket.
 _MOST_SEGMENTS = 1 << 16
 
 
@@ -44,20 +44,22 @@ class Popularity:
 
     @classmethod
     def uniform(cls, rows: int) -> Popularity:
-        """Return the popularity of rows that are all equally popular. A cache is least useful for such rows."""
+        """Return the popularity of rows that are all equally popular. A cache is least useful for
+        such rows.
+        """
         return cls(rows=np.array([float(rows)]), share=np.array([1.0 / rows]), by_id=True)
 
     @classmethod
     def from_counts(
         cls, counts: NDArray[np.int64], ids: NDArray[np.int32] | None = None, rows: int = 0
-    ) -> Popularity:  # fmt: skip
+    ) -> Popularity:
         """Return the popularity of rows with these numbers of lookups.
 
         Parameters
         ----------
         counts : ndarray
-            ``[rows]`` int64 counts, in the order of ids. If all are zero, all rows are taken as equally popular. Counts
-            are read in chunks, so the array may be a memory map.
+            ``[rows]`` int64 counts, in the order of ids. If all are zero, all rows are taken as
+            equally popular. Counts are read in chunks, so the array may be a memory map.
         ids : ndarray, optional
             Ascending ids of `counts`; the other ids of the table's `rows` have no lookups.
 
@@ -82,11 +84,15 @@ class Popularity:
         return cls(rows=members, share=lookups / members / total, by_id=by_id)
 
     def times(self, factor: float) -> Popularity:
-        """Return the popularity of these rows if only the share `factor` of all lookups uses them."""
+        """Return the popularity of these rows if only the share `factor` of all lookups uses
+        them.
+        """
         return replace(self, share=self.share * factor)
 
     def from_row(self, first: int) -> Floats:
-        """Return the share of each bin's rows that are row `first` or later rows, if bins are in the order of ids."""
+        """Return the share of each bin's rows that are row `first` or later rows, if bins are in
+        the order of ids.
+        """
         share: Floats = np.clip((np.cumsum(self.rows) - first) / self.rows, 0, 1)
         return share
 
@@ -96,12 +102,16 @@ class Popularity:
         return float(self.rows[self.share > 0].sum())
 
     def touched(self, lookups: float) -> Floats:
-        """Return, for each bin, the probability that `lookups` draws include a given row: 1 - (1 - p)^lookups."""
+        """Return, for each bin, the probability that `lookups` draws include a given row: 1 - (1 -
+        p)^lookups.
+        """
         chance: Floats = -np.expm1(self._log_missed * lookups)
         return chance
 
     def rate(self, lookups: float) -> Floats:
-        """Return the rate lambda of a row in each bin. It is defined by ``touched(lookups) == 1 - exp(-lambda)``."""
+        """Return the rate lambda of a row in each bin. It is defined by ``touched(lookups) == 1 -
+        exp(-lambda)``.
+        """
         rate: Floats = -self._log_missed * lookups
         return rate
 
@@ -111,13 +121,16 @@ class Popularity:
 
     @property
     def _log_missed(self) -> Floats:
-        # In a table of one row p is 1, so the logarithm would be infinite, and 0 lookups would not give 0 rows.
+        # In a table of one row p is 1, so the logarithm would be infinite, and 0 lookups would not
+        # give 0 rows.
         logs: Floats = np.log1p(-np.minimum(self.share, 1 - 1e-15))
         return logs
 
 
 class _Segments:
-    """Collects segments of consecutive rows with counts in the same bin, or only a histogram if they are too many."""
+    """Collects segments of consecutive rows with counts in the same bin, or only a histogram if
+    they are too many.
+    """
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
@@ -125,7 +138,9 @@ class _Segments:
         self._ordered = True
 
     def add(self, counts: NDArray[np.int64], sizes: Floats) -> None:
-        """Add the next rows: ``sizes[i]`` rows with ``counts[i]`` lookups each; with lookups, the size is 1."""
+        """Add the next rows: ``sizes[i]`` rows with ``counts[i]`` lookups each; with lookups, the
+        size is 1.
+        """
         if len(counts) and counts.min() < 0:
             raise ConfigError(f"access counts go down to {counts.min()}, expected 0 or more")
         bins = _bins(counts)
@@ -133,12 +148,18 @@ class _Segments:
         if self._ordered and self._segments + len(starts) > _MOST_SEGMENTS:
             self._ordered = False
             self._parts = [_histogram(*part) for part in self._parts]
-        part = (bins[starts], np.add.reduceat(sizes, starts), np.add.reduceat(counts, starts).astype(np.float64))
+        part = (
+            bins[starts],
+            np.add.reduceat(sizes, starts),
+            np.add.reduceat(counts, starts).astype(np.float64),
+        )
         self._parts.append(part if self._ordered else _histogram(*part))
         self._segments += len(starts)
 
     def result(self) -> tuple[Floats, Floats, bool]:
-        """Return the number of rows and the number of lookups of each bin, and whether bins are in the order of ids."""
+        """Return the number of rows and the number of lookups of each bin, and whether bins are in
+        the order of ids.
+        """
         bins, rows, lookups = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         if not self._ordered:
             bins, rows, lookups = _histogram(bins, rows, lookups)
@@ -149,14 +170,24 @@ class _Segments:
 def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bin of each count. The bin of a larger count is never smaller."""
     large, bins = np.flatnonzero(counts > _EXACT_COUNTS), counts.copy()
-    bins[large] = _EXACT_COUNTS + (np.log(counts[large] / _EXACT_COUNTS) / np.log1p(_WIDTH)).astype(np.int64)
+    bins[large] = _EXACT_COUNTS + (np.log(counts[large] / _EXACT_COUNTS) / np.log1p(_WIDTH)).astype(
+        np.int64
+    )
     return bins
 
 
-def _histogram(bins: NDArray[np.int64], rows: Floats, lookups: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Add the rows and lookups of segments in the same bin, and return bins, rows and lookups by ascending bin."""
+def _histogram(
+    bins: NDArray[np.int64], rows: Floats, lookups: Floats
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Add the rows and lookups of segments in the same bin, and return bins, rows and lookups by
+    ascending bin.
+    """
     distinct, place = np.unique(bins, return_inverse=True)
-    return distinct, np.bincount(place, rows).astype(np.float64), np.bincount(place, lookups).astype(np.float64)
+    return (
+        distinct,
+        np.bincount(place, rows).astype(np.float64),
+        np.bincount(place, lookups).astype(np.float64),
+    )
 
 
 _FOREVER = 1e15
@@ -172,15 +203,18 @@ class CacheDemand:
     slots: float
     """Number of slots, without the overflow area."""
     policy: CachePolicy
-    """Eviction policy. One that keeps ``recent`` rows is predicted by Che's approximation. If a policy keeps the
-    ``first`` ids, they stay in all slots that other rows of the batches in flight do not need; this prediction is
-    exact, apart from the division of slots into sets."""
+    """Eviction policy. One that keeps ``recent`` rows is predicted by Che's approximation. If a
+    policy keeps the ``first`` ids, they stay in all slots that other rows of the batches in flight
+    do not need; this prediction is exact, apart from the division of slots into sets."""
     lookahead: int
-    """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
+    """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not
+    evicted.
+    """
 
 
 def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
-    """Predict how many distinct rows of a batch, ``[bins]``, are not in the cache when the batch is staged.
+    """Predict how many distinct rows of a batch, ``[bins]``, are not in the cache when the batch is
+    staged.
 
     Parameters
     ----------
@@ -206,21 +240,26 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
 
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
-    """Return lambda T for each bin. T is the number of batches without use after which a row is evicted."""
+    """Return lambda T for each bin. T is the number of batches without use after which a row is
+    evicted.
+    """
     if POLICIES[demand.policy].keeps == "first":
         return popularity.rate(demand.lookups * (demand.lookahead + 1))
-    # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): in the characteristic
-    # time T, the number of distinct rows that are touched equals the number of slots.
+    # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3):
+    # in the characteristic time T, the number of distinct rows that are touched equals the number
+    # of slots.
     return popularity.rate(
-        demand.lookups * _rises_to(lambda batches: popularity.distinct(demand.lookups * batches), demand.slots)
+        demand.lookups
+        * _rises_to(lambda batches: popularity.distinct(demand.lookups * batches), demand.slots)
     )
 
 
 def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Return the share of rows in each bin that have no permanent slot, ``[bins]``.
 
-    If the policy keeps recent rows, these are all rows. Otherwise these are all rows except the first R. R is the
-    number of slots that remain free if the other rows of lookahead + 1 batches have slots, too.
+    If the policy keeps recent rows, these are all rows. Otherwise these are all rows except the
+    first R. R is the number of slots that remain free if the other rows of lookahead + 1 batches
+    have slots, too.
     """
     if POLICIES[demand.policy].keeps == "recent":
         return np.ones_like(popularity.rows)
@@ -239,7 +278,9 @@ def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
 
 
 def _rises_to(rising: Callable[[float], float], target: float) -> float:
-    """Return the argument at which an increasing function reaches `target`; a very large number if it never does."""
+    """Return the argument at which an increasing function reaches `target`; a very large number if
+    it never does.
+    """
     low, high = 0.0, 1.0
     while rising(high) < target:
         low, high = high, high * 4

@@ -1,7 +1,8 @@
-"""Choose one candidate for each table so that the total cost is smallest and no memory exceeds its budget.
+"""Choose one candidate for each table so that the total cost is smallest and no memory exceeds its
+budget.
 
-This is a multiple-choice knapsack problem with fixed charges. SciPy's HiGHS (Huangfu and Hall, "Parallelizing the dual
-revised simplex method", 2018) solves it as a mixed-integer program.
+This is a multiple-choice knapsack problem with fixed charges. SciPy's HiGHS (Huangfu and Hall,
+"Parallelizing the dual revised simplex method", 2018) solves it as a mixed-integer program.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ Sizes = NDArray[np.int64]
 GAP = 1e-4
 """Relative distance from the optimum at which the solver may stop."""
 _SECONDS = 30.0
-# HiGHS may exceed a budget by its tolerance. Then the budget is lowered, each time by more, and solved for again.
+# HiGHS may exceed a budget by its tolerance. Then the budget is lowered, each time by more, and
+# solved for again.
 _REPAIRS = 8
 _GROWTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Groups of candidates that share a cost and bytes, which count once if any candidate of the group is chosen."""
+    """Groups of candidates that share a cost and bytes, which count once if any candidate of the
+    group is chosen.
+    """
 
     member: Sequence[NDArray[np.int64]]
     """For each table, the group of each candidate or -1, ``[candidates]``."""
@@ -57,11 +61,16 @@ class Groups:
 
     def used(self, chosen: Sequence[int]) -> list[int]:
         """Return the sorted groups of the chosen candidates."""
-        return sorted({int(table[choice]) for table, choice in zip(self.member, chosen, strict=True)} - {-1})
+        return sorted(
+            {int(table[choice]) for table, choice in zip(self.member, chosen, strict=True)} - {-1}
+        )
 
 
 def solve(
-    costs: Sequence[Floats], sizes: Sequence[Sizes], budgets: Sequence[int | None], groups: Groups | None = None
+    costs: Sequence[Floats],
+    sizes: Sequence[Sizes],
+    budgets: Sequence[int | None],
+    groups: Groups | None = None,
 ) -> list[int] | None:
     """Return the candidate of each table with which the total cost is smallest.
 
@@ -79,14 +88,16 @@ def solve(
     Returns
     -------
     list of int or None
-        Index of the chosen candidate of each table. Their total cost is within `GAP` of the optimum. None if no choice
-        fits.
+        Index of the chosen candidate of each table. Their total cost is within `GAP` of the
+        optimum. None if no choice fits.
     """
     groups = groups or Groups.none(costs, len(budgets))
-    # Subtract the bytes that every choice needs. HiGHS checks constraints relative to their bound, so with a smaller
-    # bound the check is more exact.
+    # Subtract the bytes that every choice needs. HiGHS checks constraints relative to their bound,
+    # so with a smaller bound the check is more exact.
     least = np.sum([size.min(axis=0) for size in sizes], axis=0)
-    remaining = [None if budget is None else int(budget - used) for budget, used in zip(budgets, least, strict=True)]
+    remaining = [
+        None if budget is None else int(budget - used) for budget, used in zip(budgets, least, strict=True)
+    ]
     if any(bound is not None and bound < 0 for bound in remaining):
         return None
     more = [size - size.min(axis=0) for size in sizes]
@@ -97,7 +108,9 @@ def solve(
             return None
         used = np.sum([size[choice] for size, choice in zip(more, chosen, strict=True)], axis=0)
         used = used + groups.sizes[groups.used(chosen)].sum(axis=0)
-        over = [0 if bound is None else int(size - bound) for size, bound in zip(used, remaining, strict=True)]
+        over = [
+            0 if bound is None else int(size - bound) for size, bound in zip(used, remaining, strict=True)
+        ]
         if max(over) <= 0:
             return chosen
         bounds = [
@@ -110,14 +123,17 @@ def solve(
 def _solve(
     costs: Sequence[Floats], sizes: Sequence[Sizes], bounds: Sequence[int | None], groups: Groups
 ) -> list[int] | None:
-    """Solve the integer program once. It has a binary variable per candidate, table by table, then one per group."""
+    """Solve the integer program once. It has a binary variable per candidate, table by table, then
+    one per group.
+    """
     ends = np.cumsum([0, *(len(cost) for cost in costs)])
     flat = np.concatenate([*costs, groups.costs])
     scale = max(float(sum(cost.min() for cost in costs)), float(flat.max()) * 1e-6, 1e-300)
     constraints = [_one_each(ends, len(flat)), *_paid(ends, len(flat), groups)]
     for size, bound in zip(np.concatenate([*sizes, groups.sizes]).T, bounds, strict=True):
         if bound is not None and size.max() > 0:
-            # With a bound of 0, no candidate that needs this memory may be chosen. Otherwise sizes are shares of it.
+            # With a bound of 0, no candidate that needs this memory may be chosen. Otherwise sizes
+            # are shares of it.
             row = size / bound if bound else (size > 0).astype(float)
             constraints.append(LinearConstraint(np.minimum(row, 2.0), -np.inf, 1 if bound else 0))
     with quiet():
@@ -136,8 +152,8 @@ def _solve(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Discard the process's standard output: HiGHS 1.12 sometimes prints a line there despite its options, and
-    `plan --json` must print only JSON."""
+    """Discard the process's standard output: HiGHS 1.12 sometimes prints a line there despite its
+    options, and `plan --json` must print only JSON."""
     sys.stdout.flush()
     stdout, devnull = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -152,7 +168,9 @@ def quiet() -> Iterator[None]:
 
 def _one_each(ends: NDArray[np.int64], variables: int) -> LinearConstraint:
     tables = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-    matrix = csr_array((np.ones(len(tables)), (tables, np.arange(len(tables)))), shape=(len(ends) - 1, variables))
+    matrix = csr_array(
+        (np.ones(len(tables)), (tables, np.arange(len(tables)))), shape=(len(ends) - 1, variables)
+    )
     return LinearConstraint(matrix, 1, 1)
 
 

@@ -1,34 +1,38 @@
-"""Predict the seconds of each part of a training step from the work of the step and the rates of a machine.
+"""Predict the seconds of each part of a training step from the work of the step and the rates of a
+machine.
 
-`table_seconds` predicts the work on one table in any placement; the planner uses it to compare placements. `step_time`
-adds the dense network, transfers to a device, the exchange between ranks and the reduction of gradients. Every
-prediction of a step uses these two functions: `stratarec plan`, `--device`, `--hosts`, reports and benchmarks.
+`table_seconds` predicts the work on one table in any placement; the planner uses it to compare
+placements. `step_time` adds the dense network, transfers to a device, the exchange between ranks
+and the reduction of gradients. Every prediction of a step uses these two functions: `stratarec
+plan`, `--device`, `--hosts`, reports and benchmarks.
 
-**Tables.** The time is the sum of bytes over a measured bandwidth, reads over a measured rate, and the engine's own
-costs (`machine.WorkCosts`), which dominate if batches are small. Float32 rows in level 0 are pooled and updated in the
-same way, whatever the table's home is. With level 0 in GPU memory, rows are pooled and updated at the GPU's rate,
-missing rows and the rows that they replace cross the bus, and the host handles only the cache's directory and the
-records.
+**Tables.** The time is the sum of bytes over a measured bandwidth, reads over a measured rate, and
+the engine's own costs (`machine.WorkCosts`), which dominate if batches are small. Float32 rows in
+level 0 are pooled and updated in the same way, whatever the table's home is. With level 0 in GPU
+memory, rows are pooled and updated at the GPU's rate, missing rows and the rows that they replace
+cross the bus, and the host handles only the cache's directory and the records.
 
-**Exchange.** T hosts with L ranks each, G = T L ranks in total; a batch of B samples per rank, F pooled features of
-width D, b bytes per row. Each rank receives, in one direction::
+**Exchange.** T hosts with L ranks each, G = T L ranks in total; a batch of B samples per rank, F
+pooled features of width D, b bytes per row. Each rank receives, in one direction::
 
                   from other hosts          from its own host
     flat          B F b (G - L) / G         B F b (L - 1) / G
     SPTT          B F b (T - 1) / T         B F b (L - 1) / L
     with towers   B F b (T - 1) / (T c)     B F b (L - 1) / L
 
-The same number of bytes returns as gradients. If distinct rows are sent, F is their number per sample. Ids are
-exchanged by another thread during the step before, so their exchange is not part of the time. As (G - L) / G equals
-(T - 1) / T, SPTT alone moves the same number of bytes between hosts, but among T - 1 peers instead of G - 1; the module
-of a tower divides these bytes by its compression c. The ranks of a host share its link to other hosts. A collective
-takes a latency, which grows with the number of peers, plus its bytes over a rate (an alpha-beta model). Gradients of
+The same number of bytes returns as gradients. If distinct rows are sent, F is their number per
+sample. Ids are exchanged by another thread during the step before, so their exchange is not part of
+the time. As (G - L) / G equals (T - 1) / T, SPTT alone moves the same number of bytes between
+hosts, but among T - 1 peers instead of G - 1; the module of a tower divides these bytes by its
+compression c. The ranks of a host share its link to other hosts. A collective takes a latency,
+which grows with the number of peers, plus its bytes over a rate (an alpha-beta model). Gradients of
 the network are reduced over all ranks, gradients of a tower's module over the ranks of its host.
 
-**Overlap.** With lookahead, a block device works at the same time as the processors, and rows are fetched on the cores
-that training leaves free. Everything else is sequential.
+**Overlap.** With lookahead, a block device works at the same time as the processors, and rows are
+fetched on the cores that training leaves free. Everything else is sequential.
 
-**Assumptions.** All ranks and all links are equal, loads are even, and the switches carry all links at once.
+**Assumptions.** All ranks and all links are equal, loads are even, and the switches carry all links
+at once.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class TableSeconds:
     compute: Nonnegative = 0.0
     """Seconds of pooling, computing gradients per row and updating rows, in level 0."""
     staging: Nonnegative = 0.0
-    """Seconds of comparing tags, and of moving, encoding and decoding rows between level 0 and their home."""
+    """Seconds of comparing tags, and of moving, encoding and decoding rows between level 0 and
+    their home.
+    """
     device: Nonnegative = 0.0
     """Seconds of reads and writes on the block device, or of row traffic in mapped memory."""
 
@@ -75,7 +81,7 @@ class TableSeconds:
         """Return the seconds of one rank if `ranks` ranks share the tables evenly."""
         return TableSeconds(
             compute=self.compute / ranks, staging=self.staging / ranks, device=self.device / ranks
-        )  # fmt: skip
+        )
 
     @property
     def total(self) -> float:
@@ -97,13 +103,16 @@ class TableWork:
     ways: int = 0
     """Slots per set of the cache."""
     misses: float = 0.0
-    """Number of distinct rows that are not in level 0. As many rows are written back to make room."""
+    """Number of distinct rows that are not in level 0. As many rows are written back to make
+    room.
+    """
     dram_share: float = 0.0
     """Share of the misses of an SSD store whose records are in DRAM."""
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
-    """Predict the seconds of work on one table per step, without the costs per group of tables (`WorkCosts.step`).
+    """Predict the seconds of work on one table per step, without the costs per group of tables
+    (`WorkCosts.step`).
 
     Parameters
     ----------
@@ -119,7 +128,9 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
         return TableSeconds(compute=compute)
     record = record_bytes(work.codec, shape)
     in_gpu_memory = work.home == "hbm"
-    moved = tiers.staging_seconds(shape, record, work.ways, work.distinct, work.misses, in_gpu_memory=in_gpu_memory)
+    moved = tiers.staging_seconds(
+        shape, record, work.ways, work.distinct, work.misses, in_gpu_memory=in_gpu_memory
+    )
     staging = tiers.costs.staging.seconds(moved, work.lookups, work.misses)
     if tiers.hbm is None:  # on a GPU, encoding and decoding are as fast as reading
         kind = KINDS[work.codec.kind]
@@ -148,7 +159,9 @@ class StepWork:
     lookups: float = 0.0
     """Number of ids per sample, of all features together."""
     flops: float = 0.0
-    """Floating-point operations of the network per sample, forward and backward, without the modules of towers."""
+    """Floating-point operations of the network per sample, forward and backward, without the
+    modules of towers.
+    """
     parameters: int = 0
     """Number of parameters of the network, without the modules of towers."""
     tower_flops: float = 0.0
@@ -156,17 +169,23 @@ class StepWork:
     tower_parameters: int = 0
     """Number of parameters of the modules of all towers."""
     tower_columns: int = 0
-    """Floats per sample of the outputs of all towers; 0 to compute them from `ExchangeModel.compression`."""
+    """Floats per sample of the outputs of all towers; 0 to compute them from
+    `ExchangeModel.compression`.
+    """
     gradient_bytes: Literal[2, 4] = 4
     """Bytes per dense parameter when gradients are sent."""
     flat_rows: float = 0.0
-    """Rows per sample that the flat exchange sends if it sends distinct rows; 0 if it sends one row per feature."""
+    """Rows per sample that the flat exchange sends if it sends distinct rows; 0 if it sends one row
+    per feature.
+    """
     up_bytes: float = 0.0
     """Bytes that move from the host to the device of the network."""
     down_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive(self, may_be_zero=tuple(name for name in self.__dataclass_fields__ if name != "batch"))
+        check_positive(
+            self, may_be_zero=tuple(name for name in self.__dataclass_fields__ if name != "batch")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,19 +195,24 @@ class ExchangeModel:
     kind: Literal["flat", "sptt"] = "flat"
     wire: WireKind = "fp32"
     compression: float = 1.0
-    """Width of a tower's vectors together, divided by the width of its module's output; 1 without modules."""
+    """Width of a tower's vectors together, divided by the width of its module's output; 1 without
+    modules.
+    """
 
     def __post_init__(self) -> None:
         check_ranges(self, "exchange.", compression="[1, inf)")
         if self.kind == "flat" and self.compression != 1:
             raise ConfigError(
-                f"exchange.compression is {self.compression:g}, expected 1: only exchange by towers (sptt) compresses"
+                f"exchange.compression is {self.compression:g}, expected 1: only exchange by "
+                "towers (sptt) compresses"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBytes:
-    """Bytes that a rank sends in one step, inside its host and to other hosts. It receives the same number."""
+    """Bytes that a rank sends in one step, inside its host and to other hosts. It receives the same
+    number.
+    """
 
     inside: float
     between: float
@@ -205,7 +229,9 @@ class StepTime:
     """Number of samples per rank."""
     tables: TableSeconds
     network: float = 0.0
-    """Seconds of the dense network's forward and backward pass and update, and of packing for the exchange."""
+    """Seconds of the dense network's forward and backward pass and update, and of packing for the
+    exchange.
+    """
     up: float = 0.0
     """Seconds of transfers from the host to the device of the network."""
     down: float = 0.0
@@ -234,8 +260,8 @@ class StepTime:
     def total(self) -> float:
         """Seconds of the step.
 
-        The parts of training are sequential. With lookahead, staging uses the cores that training leaves free, and the
-        block device works at the same time as both.
+        The parts of training are sequential. With lookahead, staging uses the cores that training
+        leaves free, and the block device works at the same time as both.
         """
         chain = self.tables.compute + self.dense
         if not self.lookahead:
@@ -266,8 +292,8 @@ def step_time(
     machine : Machine
         Rates of the machine and of its network.
     tables : TableSeconds
-        Seconds of the rank's table work. By default they are predicted as if every lookup had its own row in level 0,
-        without optimizer state.
+        Seconds of the rank's table work. By default they are predicted as if every lookup had its
+        own row in level 0, without optimizer state.
     exchange : ExchangeModel
         Way to exchange rows; flat and in float32 by default.
     lookahead : int
@@ -275,7 +301,10 @@ def step_time(
     """
     exchange, rates, cluster = exchange or ExchangeModel(), machine.network, machine.cluster
     if tables is None:
-        shape, lookups = RowShape(width=work.width, row_state=False, full_state=0), work.batch * work.lookups
+        shape, lookups = (
+            RowShape(width=work.width, row_state=False, full_state=0),
+            work.batch * work.lookups,
+        )
         tables = table_seconds(TableWork(shape=shape, lookups=lookups, distinct=lookups), machine.tiers)
     sent = exchange_bytes(cluster, work, exchange)
     network = rates.fixed_seconds + work.batch * (work.flops + work.tower_flops) / rates.flops_per_second
@@ -323,7 +352,11 @@ def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) ->
             inside_peers=() if hosts > 1 else peers,
             between_peers=peers if hosts > 1 else (),
         )
-    sent = work.tower_columns / (work.features * work.width) if work.tower_columns else 1 / exchange.compression
+    sent = (
+        work.tower_columns / (work.features * work.width)
+        if work.tower_columns
+        else 1 / exchange.compression
+    )
     return ExchangeBytes(
         inside=rows * (ranks - 1) / ranks,
         between=rows * away * sent,
@@ -335,8 +368,8 @@ def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) ->
 def reduction_seconds(cluster: Cluster, work: StepWork) -> float:
     """Return the seconds of reducing dense gradients over ranks.
 
-    Each rank adds one piece of the gradients of all ranks, and sends the sum of that piece to all ranks. With
-    `Cluster.adds_by_host`, the ranks of each host do this first, then the hosts.
+    Each rank adds one piece of the gradients of all ranks, and sends the sum of that piece to all
+    ranks. With `Cluster.adds_by_host`, the ranks of each host do this first, then the hosts.
 
     Parameters
     ----------
@@ -349,7 +382,9 @@ def reduction_seconds(cluster: Cluster, work: StepWork) -> float:
     shared = 2 * work.parameters * work.gradient_bytes
     # A host has the module of one tower, so only its own ranks reduce that module's gradients.
     tower = 2 * work.tower_parameters / cluster.hosts * work.gradient_bytes
-    inside = shared * (ranks - 1) / (ranks if cluster.adds_by_host else all_ranks) + tower * (ranks - 1) / ranks
+    inside = (
+        shared * (ranks - 1) / (ranks if cluster.adds_by_host else all_ranks) + tower * (ranks - 1) / ranks
+    )
     between = shared * (cluster.hosts - 1) / cluster.hosts * (1 if cluster.adds_by_host else ranks)
     wires = cluster.between if cluster.hosts > 1 else cluster.inside
     latency = wires.latency(all_ranks - 1)
@@ -357,4 +392,6 @@ def reduction_seconds(cluster: Cluster, work: StepWork) -> float:
         latency = cluster.inside.latency(ranks - 1) + cluster.between.latency(cluster.hosts - 1)
     elif tower:
         latency += cluster.inside.latency(ranks - 1)
-    return inside / cluster.inside_bytes_per_second + between / cluster.between_bytes_per_second + 2 * latency
+    return (
+        inside / cluster.inside_bytes_per_second + between / cluster.between_bytes_per_second + 2 * latency
+    )

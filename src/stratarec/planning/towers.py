@@ -1,13 +1,15 @@
-"""Choose which sparse features share a tower, as the partitioner of Disaggregated Multi-Tower (arXiv 2403.00877).
+"""Choose which sparse features share a tower, as the partitioner of Disaggregated Multi-Tower
+(arXiv 2403.00877).
 
-Features that interact strongly share a tower: the sum of the interactions inside towers, minus the mean interaction of
-all pairs, is largest among the partitions that single moves and swaps reach. The bounds on features, bytes and lookups
-hold at the same time. To spread lookups evenly, their bound is first tight and is then raised step by step until a
-partition exists. Features that share a table, or of which one is a history of another, form one *item*, which is not
-divided.
+Features that interact strongly share a tower: the sum of the interactions inside towers, minus the
+mean interaction of all pairs, is largest among the partitions that single moves and swaps reach.
+The bounds on features, bytes and lookups hold at the same time. To spread lookups evenly, their
+bound is first tight and is then raised step by step until a partition exists. Features that share a
+table, or of which one is a history of another, form one *item*, which is not divided.
 
-A partition is verified on samples that it was not made from: the towers of one half of the samples must also have more
-interaction inside in the other half than towers to which the same items are dealt at random.
+A partition is verified on samples that it was not made from: the towers of one half of the samples
+must also have more interaction inside in the other half than towers to which the same items are
+dealt at random.
 
 Shapes: n items, K clusters, R resources with bounds in every cluster.
 """
@@ -35,10 +37,12 @@ Floats: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
 _SECONDS = 10
-# The solver stops at this relative distance from the optimum: later steps improve the assignment anyway.
+# The solver stops at this relative distance from the optimum: later steps improve the assignment
+# anyway.
 _GAP = 1e-4
 _STARTS = 12
-# Random partitions with which a partition is compared, and the largest share of them that may be as good.
+# Random partitions with which a partition is compared, and the largest share of them that may be as
+# good.
 _CHANCE_DRAWS, _CHANCE = 2000, 0.001
 
 
@@ -65,7 +69,8 @@ class Limits:
 
 
 def assign(costs: Floats, limits: Limits) -> Labels | None:
-    """Assign each item to a cluster within `limits` so that the sum of `costs` ``[n, K]`` is smallest.
+    """Assign each item to a cluster within `limits` so that the sum of `costs` ``[n, K]`` is
+    smallest.
 
     Returns None if no assignment exists, or if HiGHS does not find one in ten seconds.
     """
@@ -75,7 +80,8 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
     one_each = csr_array((ones, (np.repeat(np.arange(items), clusters), variables.ravel())))
     constraints = [LinearConstraint(one_each, 1, 1)]
     for weight, least, most in zip(limits.weights.T, limits.least, limits.most, strict=True):
-        # Bytes are up to 10^15. As shares of the largest item, they have coefficients as large as other resources.
+        # Bytes are up to 10^15. As shares of the largest item, they have coefficients as large as
+        # other resources.
         scale = max(float(weight.max()), 1e-300)
         usage = csr_array(
             (np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel()))
@@ -94,7 +100,8 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
 
 
 def best_clusters(affinity: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
-    """Return a cluster for each item, ``[n]``, so that the affinities inside clusters have a large sum.
+    """Return a cluster for each item, ``[n]``, so that the affinities inside clusters have a large
+    sum.
 
     The result is the best of several local optima within `limits`; None if these cannot be met.
 
@@ -131,7 +138,9 @@ def inside(affinity: Floats, labels: Labels) -> float:
 
 
 def _climb(labels: Labels, affinity: Floats, clusters: int, limits: Limits) -> Labels:
-    """Move one item or swap two, whichever adds most to the affinities inside clusters, as long as one adds any."""
+    """Move one item or swap two, whichever adds most to the affinities inside clusters, as long as
+    one adds any.
+    """
     labels, weights = labels.copy(), limits.weights
     every, low, high = np.arange(len(labels)), limits.least * (1 - 1e-9), limits.most * (1 + 1e-9)
     while True:
@@ -139,7 +148,9 @@ def _climb(labels: Labels, affinity: Floats, clusters: int, limits: Limits) -> L
         used = np.stack([np.bincount(labels, column, clusters) for column in weights.T], axis=1)
         current, mine = toward[every, labels], used[labels]
         move = toward - current[:, None]
-        fits = np.all(used + weights[:, None] <= high, axis=2) & np.all(mine - weights >= low, axis=1)[:, None]
+        fits = (
+            np.all(used + weights[:, None] <= high, axis=2) & np.all(mine - weights >= low, axis=1)[:, None]
+        )
         move[~fits | (labels[:, None] == np.arange(clusters))] = -np.inf
         swap = toward[:, labels] - current[:, None]
         swap = swap + swap.T - 2 * affinity
@@ -169,7 +180,9 @@ class Item:
 
 
 def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
-    """Return the items of a schema, in the order of the schema. `tables` has the spec of every vocabulary."""
+    """Return the items of a schema, in the order of the schema. `tables` has the spec of every
+    vocabulary.
+    """
     specs = {spec.name: spec for spec in tables}
     vocabulary = {feature.name: feature.vocabulary for feature in schema.sparse}
     items = []
@@ -192,7 +205,9 @@ class TowerBounds:
     towers: int
     """Number of towers."""
     ratio: float = 1.5
-    """Allowed ratio between a tower's number of features and the mean number, in both directions."""
+    """Allowed ratio between a tower's number of features and the mean number, in both
+    directions.
+    """
     dram: int | None = None
     """Bytes for tables in each process, as in `MemoryConfig.dram`; None for no limit."""
     ranks: int = 1
@@ -200,7 +215,9 @@ class TowerBounds:
 
     def __post_init__(self) -> None:
         if self.towers < 2:
-            raise ConfigError(f"--towers is {self.towers}, expected at least 2: one tower is the model itself")
+            raise ConfigError(
+                f"--towers is {self.towers}, expected at least 2: one tower is the model itself"
+            )
         if not 1 <= self.ratio <= 1000:
             raise ConfigError(f"--balance is {self.ratio:g}, expected 1 to 1000")
 
@@ -210,29 +227,36 @@ class TowerBounds:
         return None if self.dram is None else self.dram * self.ranks
 
     def features(self, count: int) -> tuple[int, int]:
-        """Return how many features a tower must have and may have at most, if there are `count` features in total."""
+        """Return how many features a tower must have and may have at most, if there are `count`
+        features in total.
+        """
         mean = count / self.towers
         return max(int(mean / self.ratio), 1), -int(-mean * self.ratio // 1)
 
 
 def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
-    """Raise `ConfigError` if it is obvious that no partition can meet the bounds. The message names the feature or
-    table that prevents it.
+    """Raise `ConfigError` if it is obvious that no partition can meet the bounds. The message names
+    the feature or table that prevents it.
     """
     count = sum(len(item.features) for item in items)
     if count < bounds.towers:
-        raise ConfigError(f"--towers is {bounds.towers}, expected at most {count}, the number of sparse features")
+        raise ConfigError(
+            f"--towers is {bounds.towers}, expected at most {count}, the number of sparse features"
+        )
     largest = max(items, key=lambda item: len(item.features))
     if len(items) < bounds.towers:
         raise ConfigError(
-            f"--towers is {bounds.towers}, expected at most {len(items)}, the number of sets of features that can be "
-            f"separated: {', '.join(largest.features)} share a table or are a history of one another"
+            f"--towers is {bounds.towers}, expected at most {len(items)}, the number of sets of features "
+            f"that can be separated: {', '.join(largest.features)} share a table or are "
+            "a history of one another"
         )
     _, most = bounds.features(count)
     if len(largest.features) > most:
         raise ConfigError(
-            f"{', '.join(largest.features)} must be in one tower (they share a table or are a history of one another), "
-            f"which may have at most {most} of the {count} features: ask for fewer towers or a larger --balance"
+            f"{', '.join(largest.features)} must be in one tower (they share a table or are a history of "
+            "one another), "
+            f"which may have at most {most} of the {count} features: ask for fewer "
+            "towers or a larger --balance"
         )
     _check_bytes(items, bounds)
 
@@ -245,20 +269,24 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
     if heaviest.bytes > bounds.bytes:
         raise ConfigError(
             f"table {' and '.join(map(repr, heaviest.tables))} of {', '.join(heaviest.features)} takes "
-            f"{format_bytes(heaviest.bytes)} with its optimizer state, more than memory.dram of the host of a tower, "
-            f"which is {format_bytes(bounds.dram)}{processes}: raise memory.dram or --ranks"
+            f"{format_bytes(heaviest.bytes)} with its optimizer state, more than memory.dram of the host "
+            f"of a tower, which is {format_bytes(bounds.dram)}{processes}: raise memory.dram or --ranks"
         )
     if total > bounds.bytes * bounds.towers:
         raise ConfigError(
             f"the tables take {format_bytes(total)} with their optimizer state, more than memory.dram of "
-            f"{bounds.towers} hosts, which is {format_bytes(bounds.dram)}{processes} of a host (the largest table is "
-            f"{heaviest.tables[0]!r}, {format_bytes(heaviest.bytes)}): ask for more towers, or raise memory.dram or "
-            "--ranks"
+            f"{bounds.towers} hosts, which is {format_bytes(bounds.dram)}{processes} of a host (the "
+            "largest table is "
+            f"{heaviest.tables[0]!r}, {format_bytes(heaviest.bytes)}): ask for more towers, or raise "
+            "memory.dram or --ranks"
         )
 
 
-def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
-    """Return the result of `labels` for the tightest bound on lookups per tower with which there is one.
+def tightest(
+    items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]
+) -> Labels:
+    """Return the result of `labels` for the tightest bound on lookups per tower with which there is
+    one.
 
     The bound is raised step by step.
 
@@ -281,9 +309,10 @@ def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limit
         if most >= total:
             heavy = max(items, key=lambda item: item.bytes)
             raise ConfigError(
-                f"no {bounds.towers} towers fit a balance of {bounds.ratio:g} and the memory of a host (the "
-                f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers or a larger "
-                "--balance, or raise memory.dram"
+                f"no {bounds.towers} towers fit a balance of {bounds.ratio:g} and the memory of a host "
+                "(the "
+                f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers "
+                "or a larger --balance, or raise memory.dram"
             )
         most *= _WIDER
 
@@ -306,7 +335,9 @@ class PlannedTower:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
-    """Planned towers, in the order of their first features in the schema, and the interaction of all features."""
+    """Planned towers, in the order of their first features in the schema, and the interaction of
+    all features.
+    """
 
     towers: tuple[PlannedTower, ...]
     features: tuple[str, ...]
@@ -315,7 +346,9 @@ class TowerPlan:
     """Matrix ``[F, F]``: root mean square of each pair's effect on the logit."""
     batch_size: int
     chance: float
-    """Share of random partitions that are as good as the towers, on samples that the towers were not made from."""
+    """Share of random partitions that are as good as the towers, on samples that the towers were
+    not made from.
+    """
     agreement: float
     """Rank correlation between the interactions in the two halves of the samples."""
     samples: int
@@ -323,7 +356,9 @@ class TowerPlan:
 
     @property
     def structure(self) -> bool:
-        """Whether interactions inside and between towers differ beyond chance. If not, only costs are balanced."""
+        """Whether interactions inside and between towers differ beyond chance. If not, only costs
+        are balanced.
+        """
         return self.chance <= _CHANCE
 
     @property
@@ -333,7 +368,9 @@ class TowerPlan:
 
     @property
     def inside_and_between(self) -> tuple[float, float]:
-        """Mean interaction of feature pairs in the same tower, and of pairs in different towers; NaN without pairs."""
+        """Mean interaction of feature pairs in the same tower, and of pairs in different towers;
+        NaN without pairs.
+        """
         tower = {name: number for number, item in enumerate(self.towers) for name in item.features}
         labels = np.array([tower[name] for name in self.features])
         same, matrix = labels[:, None] == labels[None], np.array(self.interaction)
@@ -344,8 +381,12 @@ class TowerPlan:
         """Return plain JSON data."""
         inside, between = (None if np.isnan(value) else value for value in self.inside_and_between)
         return {
-            **asdict(self), "plan": self.plan, "inside": inside, "between": between, "structure": self.structure,
-        }  # fmt: skip
+            **asdict(self),
+            "plan": self.plan,
+            "inside": inside,
+            "between": between,
+            "structure": self.structure,
+        }
 
 
 def _mean(values: Floats) -> float:
@@ -353,10 +394,16 @@ def _mean(values: Floats) -> float:
 
 
 def partition(
-    items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerBounds, *, batch_size: int, samples: int = 0,
+    items: Sequence[Item],
+    halves: tuple[Floats, Floats],
+    bounds: TowerBounds,
+    *,
+    batch_size: int,
+    samples: int = 0,
     seed: int = 0,
-) -> TowerPlan:  # fmt: skip
-    """Partition `items` into towers. If no structure is found, only their lookups and bytes are balanced.
+) -> TowerPlan:
+    """Partition `items` into towers. If no structure is found, only their lookups and bytes are
+    balanced.
 
     Parameters
     ----------
@@ -383,7 +430,10 @@ def partition(
     chance = _chance(items, halves, bounds, seed)
     affinity = _affinity(items, matrix) if chance <= _CHANCE else np.zeros((len(items),) * 2)
     labels = _labels(items, affinity, bounds, seed)
-    members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
+    members = [
+        [item for item, label in zip(items, labels, strict=True) if label == k]
+        for k in range(bounds.towers)
+    ]
     order = {item.features[0]: place for place, item in enumerate(items)}
     towers = (
         PlannedTower(
@@ -409,10 +459,15 @@ def _labels(items: Sequence[Item], affinity: Floats, bounds: TowerBounds, seed: 
 
 
 def _chance(items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerBounds, seed: int) -> float:
-    """Return how often random partitions are as good in one half as the partition that was made from the other half."""
+    """Return how often random partitions are as good in one half as the partition that was made
+    from the other half.
+    """
     first, second = (_affinity(items, half) for half in halves)
     draws, better = np.random.default_rng(seed), 1
-    pairs = [(test, _labels(items, grouping, bounds, seed)) for grouping, test in ((first, second), (second, first))]
+    pairs = [
+        (test, _labels(items, grouping, bounds, seed))
+        for grouping, test in ((first, second), (second, first))
+    ]
     actual = sum(inside(test, labels) for test, labels in pairs)
     for _ in range(_CHANCE_DRAWS):
         order = draws.permutation(len(items))

@@ -1,7 +1,7 @@
 """Read a YAML file and overrides from the command line as a typed recipe.
 
-An unknown key is an error, which suggests the key that was probably meant. Relative paths start at the working
-directory.
+An unknown key is an error, which suggests the key that was probably meant. Relative paths start at
+the working directory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import Any, ClassVar
 import pydantic
 
 from stratarec.config import yaml
-from stratarec.config.validate import boolean_as_number, check_finite, first_mistake, short, unsupported_value
+from stratarec.config.validate import (
+    boolean_as_number,
+    check_finite,
+    first_mistake,
+    short,
+    unsupported_value,
+)
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
@@ -64,7 +70,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
-            raise ConfigError(f"name is {self.name!r}, expected a name without '/' or control characters, not . or ..")
+            raise ConfigError(
+                f"name is {self.name!r}, expected a name without '/' or control characters, not . or .."
+            )
         if len(self.name) > _LONGEST:
             raise ConfigError(f"name is {short(self.name)}, expected at most {_LONGEST} characters")
         schema = getattr(self.data.source, "schema", None)
@@ -87,7 +95,8 @@ class Recipe:
         Raises
         ------
         ConfigError
-            If a field is invalid. The message names the file, the field, its value and the expected values.
+            If a field is invalid. The message names the file, the field, its value and the expected
+            values.
 
         Examples
         --------
@@ -174,7 +183,9 @@ class Recipe:
 
     @property
     def scratch_prefix(self) -> str:
-        """Name prefix of the temporary directories in ``memory.*.path``, which store the rows of temporary models."""
+        """Name prefix of the temporary directories in ``memory.*.path``, which store the rows of
+        temporary models.
+        """
         return f"{self.place}-reading-"
 
     @property
@@ -225,7 +236,9 @@ def _check_mapping(content: Any, origin: str) -> None:
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return path -> value of a recipe's fields. A path is like ``train.batch_size``; an empty section is one value."""
+    """Return path -> value of a recipe's fields. A path is like ``train.batch_size``; an empty
+    section is one value.
+    """
     fields: dict[str, Any] = {}
     for key, value in content.items():
         is_section = isinstance(value, Mapping) and value
@@ -274,12 +287,16 @@ def read_yaml(path: Path, what: str) -> Any:
         with open_regular(path) as file:
             text = file.read(yaml.LARGEST + 1)
         if len(text) > yaml.LARGEST:
-            raise ConfigError(f"{path} is not a {what.split()[-1]}: it has more than {yaml.LARGEST:,} bytes")
+            raise ConfigError(
+                f"{path} is not a {what.split()[-1]}: it has more than {yaml.LARGEST:,} bytes"
+            )
         return yaml.load(text.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8") from error
+        raise ConfigError(
+            f"{path} is not UTF-8 text (byte {error.start}: {error.reason}); save it as UTF-8"
+        ) from error
     except ConfigError:
         raise
     except ValueError as error:
@@ -287,19 +304,24 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _take_in_towers(content: dict[str, Any], folder: Path) -> None:
-    """If `model.towers.plan` is a file name, relative to `folder`, replace it by the content of the file."""
+    """If `model.towers.plan` is a file name, relative to `folder`, replace it by the content of the
+    file.
+    """
     model = content.get("model")
     towers = model.get("towers") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(towers, dict) and isinstance(towers.get("plan"), str):
         plan = read_yaml(folder / towers["plan"], "model.towers.plan")
-        # The section is copied and not changed, because a YAML alias may share it with other sections.
+        # The section is copied and not changed, because a YAML alias may share it with other
+        # sections.
         content["model"] = {**model, "towers": {**towers, "plan": plan}}
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or "" in key.split("."):
-        raise ConfigError(f"override {short(override)}: expected field=value, such as train.batch_size=4096")
+        raise ConfigError(
+            f"override {short(override)}: expected field=value, such as train.batch_size=4096"
+        )
     try:
         value = yaml.load(text)
     except ValueError as error:

@@ -15,13 +15,16 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 Content = Mapping[str, Any]
 """Output of `RunComparison.to_dict`."""
 
-# Maximum number of characters that are shown of a recipe's value, which may be a list of a hundred features.
+# Maximum number of characters that are shown of a recipe's value, which may be a list of a hundred
+# features.
 _WIDEST = 24
 _MARK = "*"
 
 
 def print_comparison(content: Content) -> None:
-    """Print a table of metrics, a table of the recipe fields that differ, and the meaning of the marks."""
+    """Print a table of metrics, a table of the recipe fields that differ, and the meaning of the
+    marks.
+    """
     console = make_console()
     heads = ("", *_heads(content))
     print_table(console, heads, figures(content), text=("",))
@@ -40,7 +43,10 @@ def figures(content: Content) -> list[tuple[str, ...]]:
     """Return a row for each metric or other result, with a column for each run."""
     runs = content["runs"]
     rows = []
-    for split, results in (("test", [_test(run) for run in runs]), ("validation", [run["validation"] for run in runs])):
+    for split, results in (
+        ("test", [_test(run) for run in runs]),
+        ("validation", [run["validation"] for run in runs]),
+    ):
         labels = [{} if one is None else dict(by_label(split, one)) for one in results]
         for name in dict.fromkeys(name for one in labels for name in one):
             rows += [
@@ -85,7 +91,8 @@ def remarks(content: Content) -> list[str]:
     lines = []
     if any(run["other_data"] for run in others):
         lines.append(
-            f"{_MARK} trained and tested on different data than {visible(first['run'])}: compare its metrics with care"
+            f"{_MARK} trained and tested on different data than {visible(first['run'])}: "
+            "compare its metrics with care"
         )
     unfinished = [visible(run["run"]) for run in content["runs"] if run["result"] is None]
     if unfinished:

@@ -1,8 +1,10 @@
-"""Writers of training curves for experiment trackers: one small class for each library, one registry.
+"""Writers of training curves for experiment trackers: one small class for each library, one
+registry.
 
-A writer is opened before the first step; if that fails, the run does not start. If a library fails later, for example
-because the network is down, the run continues without that library's curves. Each library is imported when its writer
-is opened, and is configured by its usual environment variables, such as MLFLOW_TRACKING_URI or WANDB_MODE.
+A writer is opened before the first step; if that fails, the run does not start. If a library fails
+later, for example because the network is down, the run continues without that library's curves.
+Each library is imported when its writer is opened, and is configured by its usual environment
+variables, such as MLFLOW_TRACKING_URI or WANDB_MODE.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import Any, Protocol
 
 from stratarec.errors import ConfigError, StrataError
 
-# Value of `train.curves`, which is also the name of the package that it needs -> class of the writer.
-_WRITERS = {
-    "tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves",
-}  # fmt: skip
-# Maximum length of an MLflow parameter, and number of parameters per call, that every MLflow store accepts.
+# Value of `train.curves`, which is also the name of the package that it needs -> class of the
+# writer.
+_WRITERS = {"tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves"}
+# Maximum length of an MLflow parameter, and number of parameters per call, that every MLflow store
+# accepts.
 _LONGEST, _MOST = 500, 100
 
 
@@ -35,8 +37,8 @@ class CurvesOf:
     recipe: Mapping[str, Any]
     """Path of a field -> its value, for the fields that differ from their defaults."""
     step: int
-    """First step of this process; larger than 0 if the run was resumed. Points of later steps are replaced, or, if the
-    library cannot delete points, a new run begins in that library."""
+    """First step of this process; larger than 0 if the run was resumed. Points of later steps are
+    replaced, or, if the library cannot delete points, a new run begins in that library."""
 
 
 class CurveWriter(Protocol):
@@ -54,13 +56,16 @@ def check_installed(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if find_spec(kind) is None:
             raise ConfigError(
-                f"train.curves names {kind}, which is not installed: pip install 'stratarec[{kind}]', or leave it out"
+                f"train.curves names {kind}, which is not installed: pip install "
+                f"'stratarec[{kind}]', or leave it out"
             )
 
 
 @contextmanager
 def curve_writers(kinds: Sequence[str], of: CurvesOf, say: Callable[[str], None]) -> Iterator[CurveWriters]:
-    """Open a writer of each kind, and close all at the end. Raise `ConfigError` if one cannot be opened."""
+    """Open a writer of each kind, and close all at the end. Raise `ConfigError` if one cannot be
+    opened.
+    """
     curves = CurveWriters([], say)
     failed = True
     try:
@@ -82,7 +87,8 @@ class CurveWriters:
     """Forward every point to several writers, and drop a writer that fails."""
 
     def __init__(self, writers: list[tuple[str, CurveWriter]], say: Callable[[str], None]) -> None:
-        self.writers, self._say = writers, say
+        self.writers = writers
+        self._say = say
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each named curve of every writer."""
@@ -110,7 +116,9 @@ def _one_line(error: Exception) -> str:
 
 
 class TensorBoardCurves:
-    """TensorBoard event files in the directory of the run. A resumed run deletes points of steps that it repeats."""
+    """TensorBoard event files in the directory of the run. A resumed run deletes points of steps
+    that it repeats.
+    """
 
     def __init__(self, of: CurvesOf) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -126,7 +134,9 @@ class TensorBoardCurves:
 
 
 class MlflowCurves:
-    """One MLflow run per process, in the experiment with the recipe's name; fields of the recipe are parameters."""
+    """One MLflow run per process, in the experiment with the recipe's name; fields of the recipe
+    are parameters.
+    """
 
     def __init__(self, of: CurvesOf) -> None:
         from mlflow.entities import Param
@@ -145,7 +155,9 @@ class MlflowCurves:
         from mlflow.entities import Metric
 
         now = time.time_ns() // 1_000_000
-        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in values.items()])
+        self._client.log_batch(
+            self._run, metrics=[Metric(name, value, now, step) for name, value in values.items()]
+        )
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")

@@ -20,16 +20,30 @@ def write_drift(path: Path, run: str, periods: Sequence[Content], alarming: Sequ
     last = periods[-1]
     rows = [
         (
-            f"{period['number']:,}", period["file"], f"{scores['samples']:,}", show(scores["auc"], 5),
-            "-" if period["auc"]["low"] is None else interval(period["auc"]), show(period["auc"]["before"], 5),
-            show(scores["log_loss"], 5), show(scores["normalized_entropy"], 5), show(scores["calibration"], 3),
+            f"{period['number']:,}",
+            period["file"],
+            f"{scores['samples']:,}",
+            show(scores["auc"], 5),
+            "-" if period["auc"]["low"] is None else interval(period["auc"]),
+            show(period["auc"]["before"], 5),
+            show(scores["log_loss"], 5),
+            show(scores["normalized_entropy"], 5),
+            show(scores["calibration"], 3),
         )
         for period in periods
         for scores in (period["scores"]["all"],)
-    ]  # fmt: skip
+    ]
     heads = (
-        "period", "log", "samples", "AUC", INTERVAL, "seven before", "log loss", "normalized entropy", "calibration",
-    )  # fmt: skip
+        "period",
+        "log",
+        "samples",
+        "AUC",
+        INTERVAL,
+        "seven before",
+        "log loss",
+        "normalized entropy",
+        "calibration",
+    )
     write_html(
         path,
         "drift.html.jinja",
@@ -38,9 +52,12 @@ def write_drift(path: Path, run: str, periods: Sequence[Content], alarming: Sequ
         verdict=alarming or [f"period {last['number']:,}: no alarms"],
         charts=list(_charts(periods)),
         periods=ShownTable(heads=heads, rows=rows),
-        kinds=ShownTable(heads=("samples of", "share", "AUC", "log loss", "calibration"), rows=list(_kinds(last))),
+        kinds=ShownTable(
+            heads=("samples of", "share", "AUC", "log loss", "calibration"), rows=list(_kinds(last))
+        ),
         lookups=ShownTable(
-            heads=("vocabulary", "lookups", "rare", "new", "admitted", "evicted", "rows"), rows=list(_lookups(last))
+            heads=("vocabulary", "lookups", "rare", "new", "admitted", "evicted", "rows"),
+            rows=list(_lookups(last)),
         ),
         dense=ShownTable(
             heads=("feature", "mean moved by", "deviation", "known"),
@@ -96,9 +113,12 @@ def _charts(periods: Sequence[Content]) -> Iterator[Chart]:
 
 
 def _chart(
-    title: str, note: str, numbers: Sequence[int], lines: Mapping[str, Sequence[float]],
+    title: str,
+    note: str,
+    numbers: Sequence[int],
+    lines: Mapping[str, Sequence[float]],
     band: Mapping[str, Sequence[float]] | None = None,
-) -> Chart:  # fmt: skip
+) -> Chart:
     figure, axes = new_curve_axes()
     if band is not None:
         axes.fill_between(numbers, band["low"], band["high"], color=MUTED, alpha=0.25)

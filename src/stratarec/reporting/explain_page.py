@@ -13,8 +13,12 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
 """Output of ``stratarec explain --json``."""
-# Maximum numbers of table rows on the terminal and in a report, curves on a page, and characters of a name or value.
-_ROWS, _FEW_ROWS, _CURVES, _WIDEST = 30, 15, 40, 30
+# Maximum numbers of table rows on the terminal and in a report, curves on a page, and characters of
+# a name or value.
+_ROWS = 30
+_FEW_ROWS = 15
+_CURVES = 40
+_WIDEST = 30
 _CAVEAT = "each feature is permuted by itself: features with the same information share their importance"
 
 
@@ -48,7 +52,11 @@ def print_row(content: Content) -> None:
     console.print(f"model: {content['model']}")
     for name, figures in content["labels"].items():
         console.print("")
-        of = f"{_short(name)} of row {content['row']}" if len(content["labels"]) > 1 else f"row {content['row']}"
+        of = (
+            f"{_short(name)} of row {content['row']}"
+            if len(content["labels"]) > 1
+            else f"row {content['row']}"
+        )
         label = "" if figures["label"] is None else f"; the label is {figures['label']:.0f}"
         console.print(f"{of}: score {_probability(figures['logit'])}, logit {figures['logit']:+.4f}{label}")
         rows = [
@@ -67,7 +75,9 @@ def _probability(logit: float) -> str:
 
 
 def write_explanation(path: Path, title: str, content: Content) -> None:
-    """Write a page with the importance of every feature and the prediction curves of dense features."""
+    """Write a page with the importance of every feature and the prediction curves of dense
+    features.
+    """
     # matplotlib is imported only for a page.
     from stratarec.reporting.html import write_html
 
@@ -79,7 +89,11 @@ def write_explanation(path: Path, title: str, content: Content) -> None:
         lead=f"Importance of features: {content['model']}",
         notes=[*_about(content)[1:], f"{_CAVEAT[0].upper()}{_CAVEAT[1:]}."],
         sections=[
-            (f"Importance, {label}" if several else "Importance", importance_rows(figures), _measured(figures))
+            (
+                f"Importance, {label}" if several else "Importance",
+                importance_rows(figures),
+                _measured(figures),
+            )
             for label, figures in content["labels"].items()
         ],
         charts=list(_charts(content)),
@@ -87,16 +101,19 @@ def write_explanation(path: Path, title: str, content: Content) -> None:
 
 
 def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...]], str]]:
-    """Return a section for each label: a heading, the first rows of `importance_rows`, and a note."""
+    """Return a section for each label: a heading, the first rows of `importance_rows`, and a
+    note.
+    """
     several = len(content["labels"]) > 1
     sections = []
     for label, column in content["labels"].items():
         rows, columns = importance_rows(column)[:_FEW_ROWS], len(column["columns"])
         left_out = f"; {columns - len(rows):,} features are less important" if columns > len(rows) else ""
         note = (
-            f"Of {column['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
-            f"{_CAVEAT}{left_out}. The number after ± is half of a 95 % interval: a smaller drop may be by chance. "
-            "Run `stratarec explain` for more."
+            f"Of {column['samples']:,} samples of the split {content['split']}, permuted "
+            f"{content['repeats']} times: "
+            f"{_CAVEAT}{left_out}. The number after ± is half of a 95 % interval: a smaller drop may be by "
+            "chance. Run `stratarec explain` for more."
         )
         sections.append((f"Importance, {label}" if several else "Importance", rows, note))
     return sections
@@ -118,8 +135,8 @@ def importance_rows(figures: Content) -> list[tuple[str, ...]]:
 def _about(content: Content) -> list[str]:
     return [
         f"model: {content['model']}",
-        f"{content['samples']:,} of {content['of']:,} samples of the split {content['split']}, each feature permuted "
-        f"{content['repeats']} times among them",
+        f"{content['samples']:,} of {content['of']:,} samples of the split {content['split']}, each "
+        f"feature permuted {content['repeats']} times among them",
     ]
 
 
@@ -160,9 +177,14 @@ def _charts(content: Content) -> Iterator[Any]:
             spread.set_axis_off()
             axes.set_zorder(spread.get_zorder() + 1)
             axes.plot(
-                curve["values"], curve["predictions"][label], label="mean prediction", color=ACCENT, marker="o",
-                markersize=2, linewidth=1.5,
-            )  # fmt: skip
+                curve["values"],
+                curve["predictions"][label],
+                label="mean prediction",
+                color=ACCENT,
+                marker="o",
+                markersize=2,
+                linewidth=1.5,
+            )
             if curve["log_scale"]:
                 axes.set_xscale("symlog", linthresh=1.0)
                 axes.xaxis.set_major_formatter("{x:g}")

@@ -19,8 +19,13 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from stratarec.io.atomic import write_text
 
-# Placeholders for the colours of the page, which differ in light and dark mode: matplotlib accepts no CSS variables.
-TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
+# Placeholders for the colours of the page, which differ in light and dark mode: matplotlib accepts
+# no CSS variables.
+TEXT = "#010101"
+MUTED = "#020202"
+LINE = "#030303"
+ACCENT = "#040404"
+SECOND = "#050505"
 _CSS = {TEXT: "--text", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
 _CSS |= {f"#0{number}0a0a": f"--c{number}" for number in range(3, 8)}
 SERIES = (ACCENT, SECOND, *(color for color in _CSS if color.endswith("0a0a")))
@@ -40,7 +45,8 @@ _STYLE: Any = {
     "axes.facecolor": "none",
 }
 _CODE = re.compile(r"`([^`]+)`")
-# Parts that matplotlib writes around a drawing and that are removed: the page sets the size and needs no header.
+# Parts that matplotlib writes around a drawing and that are removed: the page sets the size and
+# needs no header.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
 
@@ -65,9 +71,15 @@ class Chart:
     @property
     def legend(self) -> list[tuple[str, str]]:
         """Return the colours and texts of the legend; empty for a single line without a text."""
-        lines = [line for line in self.figure.axes[0].get_lines() if not str(line.get_label()).startswith("_child")]
+        lines = [
+            line
+            for line in self.figure.axes[0].get_lines()
+            if not str(line.get_label()).startswith("_child")
+        ]
         named = [(css(str(line.get_color())), str(line.get_label())) for line in lines]
-        return [(color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1]
+        return [
+            (color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +95,9 @@ _MOST_ROWS = 400
 
 
 def write_html(path: Path, template: str, **content: Any) -> None:
-    """Render ``pages/<template>``, which extends ``page.html.jinja``, to `path`; all content is escaped."""
+    """Render ``pages/<template>``, which extends ``page.html.jinja``, to `path`; all content is
+    escaped.
+    """
     write_text(path, _environment().get_template(template).render(**content))
 
 

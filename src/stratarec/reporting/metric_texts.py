@@ -1,4 +1,6 @@
-"""Format metrics as text, and state the verdict on a run: whether it was still improving, and whether it is useful."""
+"""Format metrics as text, and state the verdict on a run: whether it was still improving, and
+whether it is useful.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,22 @@ def show_with_interval(figures: Figures, name: str, digits: int) -> str:
 
 
 def speed_text(samples_per_second: float) -> str:
-    """Return the speed of a run as text. The first steps of a run, which compile kernels, are not timed."""
+    """Return the speed of a run as text. The first steps of a run, which compile kernels, are not
+    timed.
+    """
     return f"{samples_per_second:,.0f} samples/s" if samples_per_second else "not measured: too few steps"
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Return the names of all metrics that have a display name, except user metrics that no evaluation contains."""
+    """Return the names of all metrics that have a display name, except user metrics that no
+    evaluation contains.
+    """
     defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
-    return tuple(name for name, metric in METRICS.items() if metric.label and (name in defined or not metric.of_users))
+    return tuple(
+        name
+        for name, metric in METRICS.items()
+        if metric.label and (name in defined or not metric.of_users)
+    )
 
 
 def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
@@ -59,7 +69,9 @@ def interval(row: Mapping[str, float]) -> str:
 
 
 def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
-    """Return a line with predicted and observed rates for each calibration bin; no lines if there are no samples."""
+    """Return a line with predicted and observed rates for each calibration bin; no lines if there
+    are no samples.
+    """
     output = []
     for name, part in by_label(split, figures):
         rows = part["reliability"] or ()
@@ -67,15 +79,20 @@ def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
             output.append(f"{name}: {len(rows)} bins with about the same number of samples")
             output.append(f"  {'samples':>12} {'predicted':>10} {'observed':>10} {INTERVAL:>14}")
         output += [
-            f"  {row['samples']:>12,} {row['predicted']:>10.5f} {row['observed']:>10.5f} {interval(row):>14}"
+            f"  {row['samples']:>12,} {row['predicted']:>10.5f} "
+            f"{row['observed']:>10.5f} {interval(row):>14}"
             for row in rows
         ]
     return output
 
 
 def _lines(split: str, figures: Figures) -> Sequence[str]:
-    output = [f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"]
-    output += [f"  {METRICS[name].label:20} {show_with_interval(figures, name, 6)}" for name in shown([figures])]
+    output = [
+        f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"
+    ]
+    output += [
+        f"  {METRICS[name].label:20} {show_with_interval(figures, name, 6)}" for name in shown([figures])
+    ]
     if figures["auc"] is None:
         is_single = figures["positives"] in (0, figures["samples"])
         reason = "a single class" if is_single else "all weights are 0 in one class or both"
@@ -99,7 +116,9 @@ def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[s
         ]
         without = max((one.left_out for one in ranked.figures.values()), default=0)
         if without:
-            output_lines.append("  (groups without a positive are left out; for the AUC also those without a negative)")
+            output_lines.append(
+                "  (groups without a positive are left out; for the AUC also those without a negative)"
+            )
         if ranked.ungrouped:
             output_lines.append(
                 f"  ({ranked.ungrouped:,} samples without a {visible(column)[:_WIDEST]} are in no group)"
@@ -112,30 +131,37 @@ def _number(value: float) -> str:
 
 
 def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> Sequence[str]:
-    """Return a line for each of the first `most` values of a column, and a line with the number of other values."""
+    """Return a line for each of the first `most` values of a column, and a line with the number of
+    other values.
+    """
     shown_slices = [(visible(value)[:_WIDEST], figures) for value, figures in slices[:most]]
     width = max(len(name), *(len(value) for value, _ in shown_slices))
     output = [f"{visible(name):{width}} {'samples':>12} {'AUC':>9} {'log loss':>9} {'calibration':>12}"]
     for value, figures in shown_slices:
         numbers = [show(figures[key], 4) for key in ("auc", "log_loss", "calibration")]
-        output.append(f"{value:{width}} {figures['samples']:>12,} {numbers[0]:>9} {numbers[1]:>9} {numbers[2]:>12}")
+        output.append(
+            f"{value:{width}} {figures['samples']:>12,} {numbers[0]:>9} {numbers[1]:>9} {numbers[2]:>12}"
+        )
     if len(slices) > most:
         output.append(f"and {len(slices) - most:,} more")
     return output
 
 
 REFITTED = (
-    "the model that is used was trained on validation and test samples, too, after the test (train.refit); all metrics "
-    "are of the model before"
+    "the model that is used was trained on validation and test samples, too, after the test (train.refit); "
+    "all metrics are of the model before"
 )
-# Minimum predicted gain, as a share of the metric, for which a run is called still improving, and the number of further
-# evaluations for which the gain is predicted.
+# Minimum predicted gain, as a share of the metric, for which a run is called still improving, and
+# the number of further evaluations for which the gain is predicted.
 _LEAST_GAIN, _FURTHER = 2e-3, 2
-# Minimum number of samples of the rarer class for reliable metrics, and for a choice between checkpoints.
+# Minimum number of samples of the rarer class for reliable metrics, and for a choice between
+# checkpoints.
 _FEW, _TOO_FEW = 100, 20
-# Tolerated distance of the calibration from 1: absolute, and in standard errors of the rate of positives.
+# Tolerated distance of the calibration from 1: absolute, and in standard errors of the rate of
+# positives.
 _TOLERANCE, _SURPRISE = 0.05, 3.0
-# Tolerated mean error of predictions: as a share of the rate of positives, and as a multiple of the error by chance.
+# Tolerated mean error of predictions: as a share of the rate of positives, and as a multiple of the
+# error by chance.
 _LOCAL_TOLERANCE, _TIMES_CHANCE = 0.1, 2.0
 
 
@@ -146,7 +172,8 @@ def verdict(
     *,
     odd_split: bool = False,
 ) -> list[str]:
-    """Return the main findings about a finished run, the most severe first. Each is a part of a sentence.
+    """Return the main findings about a finished run, the most severe first. Each is a part of a
+    sentence.
 
     Parameters
     ----------
@@ -160,21 +187,32 @@ def verdict(
         Whether times that were read wrongly could explain the split (`Dataset.odd_split`).
     """
     split, figures = _tested(evaluations, result)
-    # The advice is only for runs without calibration: a map fitted on validation may be wrong on later days.
-    advice = "; train.calibration=auto may correct that" if evaluations and train["calibration"] == "none" else ""
+    # The advice is only for runs without calibration: a map fitted on validation may be wrong on
+    # later days.
+    advice = (
+        "; train.calibration=auto may correct that"
+        if evaluations and train["calibration"] == "none"
+        else ""
+    )
     output = []
     for name, part in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
         output += [f"{head}{line}" for line in _fitness(part, split, advice, odd_split=odd_split)]
     return [
-        *output, *_calibrated(result), *_choice(evaluations, result),
+        *output,
+        *_calibrated(result),
+        *_choice(evaluations, result),
         *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], train),
         *([REFITTED] if train.get("refit") else []),
-    ]  # fmt: skip
+    ]
 
 
-def _tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
-    """Return the name and metrics of the test split, or of the validation split if there is no test split."""
+def _tested(
+    evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
+) -> tuple[str, Figures | None]:
+    """Return the name and metrics of the test split, or of the validation split if there is no test
+    split.
+    """
     if result.get("test") is not None:
         return "test", result["test"]
     validation = next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
@@ -203,13 +241,17 @@ def _choice(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any])
     entry = next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
     if entry is None:
         return
-    rarer, entropy, half = _rarer(entry), entry.get("normalized_entropy"), Z95 * (entry.get("entropy_error") or 0.0)
+    rarer, entropy, half = (
+        _rarer(entry),
+        entry.get("normalized_entropy"),
+        Z95 * (entry.get("entropy_error") or 0.0),
+    )
     if rarer >= _TOO_FEW and entropy is not None and entropy <= 1 <= entropy + half:
         yield f"the {entry['samples']:,} validation samples cannot tell the tested step from the base rate"
     if rarer < _TOO_FEW:
         yield (
-            f"validation has {entry['samples']:,} samples, {rarer:,} of the rarer class: too few to choose the step to "
-            "test; enlarge data.split.valid"
+            f"validation has {entry['samples']:,} samples, {rarer:,} of the rarer class: too few to choose "
+            "the step to test; enlarge data.split.valid"
         )
 
 
@@ -227,8 +269,8 @@ def _progress(
     label, (_, last), value = METRICS[metric].label, points[-1], dict(points)[chosen]
     if chosen < points[-1][0]:
         yield (
-            f"validation was best at step {chosen:,} of {steps:,} ({label} {value:.4f}, {last:.4f} at the end); "
-            f"the model from step {chosen:,} was tested"
+            f"validation was best at step {chosen:,} of {steps:,} ({label} {value:.4f}, {last:.4f} at the "
+            f"end); the model from step {chosen:,} was tested"
         )
         return
     values = [goodness(metric, part) for _, part in points]
@@ -248,7 +290,9 @@ def _progress(
 
 
 def _promise(values: Sequence[float]) -> float:
-    """Return the gain of further evaluations, if each gain shrinks by the ratio of the last two gains."""
+    """Return the gain of further evaluations, if each gain shrinks by the ratio of the last two
+    gains.
+    """
     gains = [max(after - before, 0.0) for before, after in pairwise(values[-3:])]
     ratio = min(gains[-1] / gains[-2], 1.0) if len(gains) > 1 and gains[-2] else float(len(gains) == 1)
     return gains[-1] * sum(ratio**step for step in range(1, _FURTHER + 1))
@@ -266,7 +310,11 @@ def _fitness(figures: Figures, split: str, advice: str, *, odd_split: bool) -> I
     half = Z95 * (figures.get("entropy_error") or 0.0)
     bounds = f"(95 %: {1 - entropy - half:.1%} to {1 - entropy + half:.1%})"
     if entropy - half > 1:
-        check = "first check schema.time and time_format, as above" if odd_split else "look at features and splits"
+        check = (
+            "first check schema.time and time_format, as above"
+            if odd_split
+            else "look at features and splits"
+        )
         yield f"worse than the base rate: {constant}; predict {rate:.4g} instead, and {check}"
     elif entropy + half >= 1:
         yield f"not better than the base rate by more than chance: {constant}; predicting {rate:.4g} is as good"

@@ -63,13 +63,15 @@ def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return a row with planned and used bytes for each entry of ``memory`` in a result."""
     return [
         (
-            MEMORY_NAMES.get(row["memory"], row["memory"]), row["part"], format_bytes(row["predicted"]),
+            MEMORY_NAMES.get(row["memory"], row["memory"]),
+            row["part"],
+            format_bytes(row["predicted"]),
             format_bytes(row["used"]),
             f"{row['used'] / row['predicted']:.3f}" if row["predicted"] else "-",
             "off by more than 5 %" if row["defect"] else "",
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def table_rows(content: Content) -> list[tuple[str, ...]]:
@@ -86,13 +88,19 @@ def table_rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def total_rows(content: Content) -> list[tuple[str, ...]]:
-    """Return a row for each part of each memory with its bytes in all processes, and a row with sum and budget."""
+    """Return a row for each part of each memory with its bytes in all processes, and a row with sum
+    and budget.
+    """
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
         parts = content["predicted"]["parts"].get(memory, {})
         lines += [(MEMORY_NAMES[memory], part, format_bytes(size), "") for part, size in parts.items()]
         limit = "no limit" if budget is None else format_bytes(budget // content["ranks"])
-        limit += f" in each of {content['ranks']} processes" if budget is not None and content["ranks"] > 1 else ""
+        limit += (
+            f" in each of {content['ranks']} processes"
+            if budget is not None and content["ranks"] > 1
+            else ""
+        )
         lines.append((MEMORY_NAMES[memory], "total", format_bytes(sum(parts.values())), limit))
     return lines
 
@@ -112,10 +120,16 @@ def _total(table: Content) -> int:
 def _line(table: Content) -> tuple[str, ...]:
     uncached = table["tier"] == "level0"
     return (
-        table["table"], f"{table['rows']:,}", HOMES[table["tier"]] + _frequent(table), table["codec"]["kind"],
-        "-" if uncached else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
-        *_rates([table]), *_sizes([table]),
-    )  # fmt: skip
+        table["table"],
+        f"{table['rows']:,}",
+        HOMES[table["tier"]] + _frequent(table),
+        table["codec"]["kind"],
+        "-"
+        if uncached
+        else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
+        *_rates([table]),
+        *_sizes([table]),
+    )
 
 
 def _hot(table: Content) -> str:
@@ -130,13 +144,20 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
     kinds = {HOMES[table["tier"]] for table in tables}
     precisions = {table["codec"]["kind"] for table in tables}
     return (
-        f"{len(tables)} small tables", f"{sum(table['rows'] for table in tables):,}", "/".join(sorted(kinds)),
-        "/".join(sorted(precisions)), "", *_rates(tables), *_sizes(tables),
-    )  # fmt: skip
+        f"{len(tables)} small tables",
+        f"{sum(table['rows'] for table in tables):,}",
+        "/".join(sorted(kinds)),
+        "/".join(sorted(precisions)),
+        "",
+        *_rates(tables),
+        *_sizes(tables),
+    )
 
 
 def _rates(tables: Sequence[Content]) -> tuple[str, str]:
-    """Return the hit rate of level 0, and the number of rows that a step reads from homes (below level 0)."""
+    """Return the hit rate of level 0, and the number of rows that a step reads from homes (below
+    level 0).
+    """
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
     return f"{hits:.1%}", f"{sum(table['misses'] for table in tables):,.0f}"
@@ -162,18 +183,37 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     predicted = content["predicted"]
     level0, float32 = max(predicted["bytes"][level0_of(content)], 1), max(predicted["float32_bytes"], 1)
     ratio = f"({float32 / level0:.2f}x less)" if level0 <= float32 else f"({level0 / float32:.2f}x more)"
-    fast = [(MEMORY_NAMES[name], predicted["bytes"][name]) for name in ("hbm", "dram") if name in predicted["bytes"]]
+    fast = [
+        (MEMORY_NAMES[name], predicted["bytes"][name])
+        for name in ("hbm", "dram")
+        if name in predicted["bytes"]
+    ]
     is_cached = any(table["tier"] != "level0" for table in content["tables"])
     step = predicted.get("forecast")
     speed = step["samples"] / step["step"] if step else 0
-    note = f"({speed:,.0f} samples/s; network {format_milliseconds(step['network'])}, as timed now)" if step else ""
+    note = (
+        f"({speed:,.0f} samples/s; network {format_milliseconds(step['network'])}, as timed now)"
+        if step
+        else ""
+    )
     return [
         *([("processes", f"{ranks}", "(bytes below are of all processes together)")] if ranks > 1 else []),
         (f"all float32 in {fast[0][0]}", format_bytes(predicted["float32_bytes"]), ""),
-        *((name, format_bytes(size), ratio if place == 0 else "") for place, (name, size) in enumerate(fast)),
-        ("activations of the embedding layer", format_bytes(content["output_bytes"]), "(not part of the budget)"),
+        *(
+            (name, format_bytes(size), ratio if place == 0 else "")
+            for place, (name, size) in enumerate(fast)
+        ),
+        (
+            "activations of the embedding layer",
+            format_bytes(content["output_bytes"]),
+            "(not part of the budget)",
+        ),
         *([("eviction policy", content["policy"], "")] if is_cached else []),
-        ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches look up in cached tables)"),
+        (
+            "predicted hit rate",
+            f"{predicted['hit_rate']:.1%}",
+            "(of the rows that batches look up in cached tables)",
+        ),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
         *([("whole step", format_milliseconds(step["step"]), note)] if step else []),
     ]
@@ -192,19 +232,30 @@ def _ago(seconds: float) -> str:
     return "just now"
 
 
-_STEP_HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "inside", "between", "ms", "speed")
+_STEP_HEADS = (
+    "exchange",
+    "wire",
+    "towers",
+    "ratio",
+    "compute",
+    "reduce",
+    "inside",
+    "between",
+    "ms",
+    "speed",
+)
 
 
 def print_steps(
     rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str], verdict: str = ""
-) -> None:  # fmt: skip
+) -> None:
     """Print predicted step times in milliseconds, the fastest exchanges, and the assumptions.
 
     Parameters
     ----------
     rows : sequence of mapping
-        Exchanges with ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a step, and their sum
-        ``step``. Speeds are relative to the first.
+        Exchanges with ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a
+        step, and their sum ``step``. Speeds are relative to the first.
     best : mapping of str to str
         What an exchange changes (nothing, rounding, the model) -> the fastest such exchange.
     assumed : sequence of str
@@ -216,12 +267,15 @@ def print_steps(
     first = rows[0]["step"]
     cells = [
         (
-            row["exchange"], row["wire"], f"{row['towers'] or '-'}", f"{row['ratio']:g}" if row["towers"] else "-",
+            row["exchange"],
+            row["wire"],
+            f"{row['towers'] or '-'}",
+            f"{row['ratio']:g}" if row["towers"] else "-",
             *(_ms(row[part]) for part in ("compute", "reduction", "inside", "between", "step")),
             f"{first / row['step']:.2f}x",
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     print_table(console, _STEP_HEADS, cells, text=("exchange", "wire"), keys=4)
     for kind, name in best.items():
         console.print(f"fastest, {kind}: {name}")
@@ -237,7 +291,8 @@ def print_parts(steps: Sequence[Mapping[str, Any]], batch_size: int, lines: Sequ
     Parameters
     ----------
     steps : sequence of mapping
-        For each option: where the network and the rows are, the seconds of each part, and the seconds of the step.
+        For each option: where the network and the rows are, the seconds of each part, and the
+        seconds of the step.
     """
     console = make_console()
     cells = [
@@ -307,15 +362,23 @@ def levels(plan: Content | None, parts: Mapping[str, int] | None, caches: Sequen
     if plan is None:
         memory_levels = [
             _level(
-                "Level 0, in DRAM", "all rows in float32, where training reads and updates them", None, parts, "level0"
+                "Level 0, in DRAM",
+                "all rows in float32, where training reads and updates them",
+                None,
+                parts,
+                "level0",
             ),
             _work(None, parts),
         ]
     else:
         memory_levels = list(_planned(plan, parts, caches))
     most = max(max(level.used or 0, level.planned or 0) for level in memory_levels) or 1
-    widths = [100 * (level.planned or 0 if level.used is None else level.used) / most for level in memory_levels]
-    return [Level(**{**vars(level), "share": width}) for level, width in zip(memory_levels, widths, strict=True)]
+    widths = [
+        100 * (level.planned or 0 if level.used is None else level.used) / most for level in memory_levels
+    ]
+    return [
+        Level(**{**vars(level), "share": width}) for level, width in zip(memory_levels, widths, strict=True)
+    ]
 
 
 def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Content]) -> Iterable[Level]:
@@ -330,20 +393,30 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         if cached
         else (f"all {rows:,} rows in float32, where training reads and updates them")
     )
-    yield _level(f"Level 0, in {MEMORY_NAMES[level0]}", words, _sum(memories.get(level0, {}), _SLOTS), parts, "level0")
+    yield _level(
+        f"Level 0, in {MEMORY_NAMES[level0]}",
+        words,
+        _sum(memories.get(level0, {}), _SLOTS),
+        parts,
+        "level0",
+    )
     if cached:
         homes = {table["tier"] for table in cached}
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
         records = "dram" in homes or any(table["dram_rows"] for table in cached)
         names = ["encoded rows at rest"] if records else []
-        names += ["buffers of the SSD store, and the location of each of its rows"] if "log" in homes else []
+        names += (
+            ["buffers of the SSD store, and the location of each of its rows"] if "log" in homes else []
+        )
         index = "SSD store buffers and index, in DRAM" if "log" in homes else "Flags of rows, in DRAM"
         name = "Home, in DRAM" if records else index
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "flags of written rows"]), inside, parts, "home_dram", flow)
         if "hbm" in homes:
             kinds = "/".join(sorted({table["codec"]["kind"] for table in cached if table["tier"] == "hbm"}))
-            size = sum(value for part, value in memories.get("hbm", {}).items() if part.startswith("record "))
+            size = sum(
+                value for part, value in memories.get("hbm", {}).items() if part.startswith("record ")
+            )
             yield _level("Home, in GPU memory", f"rows at rest as {kinds}", size, parts, "home_hbm")
         files = homes & {"mapped", "log"}
         for tier in sorted(files):
@@ -360,7 +433,9 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
 
 def _work(planned: int | None, parts: Mapping[str, int] | None, where: str = "DRAM") -> Level:
     work = None if parts is None else {"work": sum(parts.get(name, 0) for name in _WORK)}
-    words = "scratch memory of the update, and staging buffers" + ("; planned as an upper bound" if planned else "")
+    words = "scratch memory of the update, and staging buffers" + (
+        "; planned as an upper bound" if planned else ""
+    )
     return _level(f"Work space, in {where}", words, planned, work, "work")
 
 
@@ -379,20 +454,24 @@ def _flow(plan: Content, caches: Sequence[Content]) -> str:
     """Return a text about the rows and bytes that move between level 0 and homes in a step."""
     cached = [table for table in plan["tables"] if table["tier"] != "level0"]
     record = {table["table"]: record_bytes(table) for table in cached}
-    distinct_planned, missed_planned = (sum(table[name] for table in cached) for name in ("distinct", "misses"))
+    distinct_planned, missed_planned = (
+        sum(table[name] for table in cached) for name in ("distinct", "misses")
+    )
     if not caches:
         size = sum(table["misses"] * record[table["table"]] for table in cached)
         return (
-            f"planned: of the {distinct_planned:,.0f} rows of a batch {_hits(distinct_planned, missed_planned)} are in "
-            f"level 0; {missed_planned:,.0f} ({format_bytes(round(size))}) are fetched in a step, and as many are "
-            "evicted"
+            f"planned: of the {distinct_planned:,.0f} rows of a batch "
+            f"{_hits(distinct_planned, missed_planned)} are in "
+            f"level 0; {missed_planned:,.0f} ({format_bytes(round(size))}) are fetched in a step, and as "
+            "many are evicted"
         )
     distinct, missed = (sum(cache[name] for cache in caches) for name in ("distinct", "missed"))
     size = sum(cache["missed"] * record.get(cache["table"], 0) for cache in caches)
     return (
         f"of the {distinct:,.0f} rows of a batch {_hits(distinct, missed)} were in level 0; {missed:,.0f} "
-        f"({format_bytes(round(size))}) were fetched in a step, and as many evicted (planned: {distinct_planned:,.0f} "
-        f"rows, {_hits(distinct_planned, missed_planned)}, {missed_planned:,.0f} fetched)"
+        f"({format_bytes(round(size))}) were fetched in a step, and as many evicted (planned: "
+        f"{distinct_planned:,.0f} rows, {_hits(distinct_planned, missed_planned)}, "
+        f"{missed_planned:,.0f} fetched)"
     )
 
 
@@ -407,21 +486,35 @@ def _hits(distinct: float, missed: float) -> str:
 
 
 def cached_tables(plan: Content | None, caches: Sequence[Content]) -> ShownTable:
-    """Return a table with the planned and measured hit rates of each cached table, most misses first."""
+    """Return a table with the planned and measured hit rates of each cached table, most misses
+    first.
+    """
     measured = {cache["table"]: cache for cache in caches}
     tables = [] if plan is None else [table for table in plan["tables"] if table["table"] in measured]
     tables.sort(key=lambda table: -measured[table["table"]]["missed"])
     rows = [
         (
-            table["table"], f"{table['rows']:,}", HOMES[table["tier"]] + _frequent(table), table["codec"]["kind"],
-            f"{table['cache_rows'] / table['rows']:.1%}", _hits(table["distinct"], table["misses"]),
+            table["table"],
+            f"{table['rows']:,}",
+            HOMES[table["tier"]] + _frequent(table),
+            table["codec"]["kind"],
+            f"{table['cache_rows'] / table['rows']:.1%}",
+            _hits(table["distinct"], table["misses"]),
             _hits(measured[table["table"]]["distinct"], measured[table["table"]]["missed"]),
-            f"{table['misses']:,.0f}", f"{measured[table['table']]['missed']:,.0f}",
+            f"{table['misses']:,.0f}",
+            f"{measured[table['table']]['missed']:,.0f}",
         )
         for table in tables
-    ]  # fmt: skip
+    ]
     heads = (
-        "table", "rows", "home", "precision there", "slots, of its rows", "hit rate planned", "hit rate measured",
-        "rows a step planned", "rows a step measured",
-    )  # fmt: skip
+        "table",
+        "rows",
+        "home",
+        "precision there",
+        "slots, of its rows",
+        "hit rate planned",
+        "hit rate measured",
+        "rows a step planned",
+        "rows a step measured",
+    )
     return ShownTable(heads=heads, rows=rows)

@@ -20,8 +20,8 @@ _LEGEND = (
 def about(profile: Profile) -> str:
     """Return a one-line summary of a profile."""
     return (
-        f"{profile.split}: {profile.lookups_saved:.0%} of the lookups of a batch of {profile.batch_size:,} are saved "
-        "by shared copies"
+        f"{profile.split}: {profile.lookups_saved:.0%} of the lookups of a batch of {profile.batch_size:,} "
+        "are saved by shared copies"
     )
 
 
@@ -51,8 +51,8 @@ def _cells(row: Duplication) -> tuple[str, ...]:
 
 _POINT_HEADS = ("rows that are hot", "lookups", "inputs", "interval", "inputs by count")
 _POINT_LEGEND = (
-    "lookups: share that uses hot rows; inputs: share of samples that need only hot rows, with its 99 % interval; "
-    "inputs by count: the same if the rows with the most lookups were hot"
+    "lookups: share that uses hot rows; inputs: share of samples that need only hot rows, with its 99 % "
+    "interval; inputs by count: the same if the rows with the most lookups were hot"
 )
 
 
@@ -62,11 +62,14 @@ def print_hot(points: Sequence[Point], remark: str) -> None:
         return
     rows = [
         (
-            f"{point.row_share:.1%}", f"{point.accesses:.1%}", f"{point.inputs.share:.2%}",
-            f"{point.inputs.low:.2%} to {point.inputs.high:.2%}", f"{point.counted.share:.2%}",
+            f"{point.row_share:.1%}",
+            f"{point.accesses:.1%}",
+            f"{point.inputs.share:.2%}",
+            f"{point.inputs.low:.2%} to {point.inputs.high:.2%}",
+            f"{point.counted.share:.2%}",
         )
         for point in points
-    ]  # fmt: skip
+    ]
     console = make_console()
     console.print()
     print_table(console, _POINT_HEADS, rows)

@@ -1,13 +1,16 @@
-"""Progress of long work: a bar on a terminal, lines in a log file, JSON for programs, and curves in a notebook.
+"""Progress of long work: a bar on a terminal, lines in a log file, JSON for programs, and curves in
+a notebook.
 
-`JsonProgress` writes a line of JSON to standard error for each event. Every line has ``event`` and ``time``, in seconds
-since 1970. The events ``start``, ``progress`` and ``end`` have the name of their ``task``, its ``unit``, ``done`` and
-``total`` in that unit, and ``seconds`` since its start; ``eta_seconds`` is null while it is unknown. The event
-``figures`` has points of curves at a ``step``. The events ``message``, ``warning`` and ``error`` have a ``text``;
-``error`` is the last line of a command that failed, and has its ``exit_code``. A number that is not finite, such as the
+`JsonProgress` writes a line of JSON to standard error for each event. Every line has ``event`` and
+``time``, in seconds since 1970. The events ``start``, ``progress`` and ``end`` have the name of
+their ``task``, its ``unit``, ``done`` and ``total`` in that unit, and ``seconds`` since its start;
+``eta_seconds`` is null while it is unknown. The event ``figures`` has points of curves at a
+``step``. The events ``message``, ``warning`` and ``error`` have a ``text``; ``error`` is the last
+line of a command that failed, and has its ``exit_code``. A number that is not finite, such as the
 loss of a run that diverged, is null.
 
-`NotebookProgress` needs only the IPython that runs the notebook. Its last output is saved with the notebook.
+`NotebookProgress` needs only the IPython that runs the notebook. Its last output is saved with the
+notebook.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from math import isfinite
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from stratarec.config.units import format_seconds
@@ -105,11 +115,16 @@ class _StderrProgress:
         self._has_reader = True
 
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
-        self._total, self._done, self._speed, self._at_most = total, done, TaskSpeed(), at_most
+        self._total = total
+        self._done = done
+        self._speed = TaskSpeed()
+        self._at_most = at_most
         self._began = self._shown = time.monotonic()
 
     def _is_due(self, amount: int, seconds: float) -> bool:
-        """Count finished units, and return whether the last line is at least `seconds` seconds old."""
+        """Count finished units, and return whether the last line is at least `seconds` seconds
+        old.
+        """
         self._done += amount
         now = time.monotonic()
         self._speed.add(now, self._done)
@@ -154,7 +169,9 @@ class LineProgress(_StderrProgress):
 
 
 def eta_text(seconds: float | None, *, at_most: bool = False) -> str:
-    """Return the remaining seconds as text, as an upper limit if `at_most`; empty while they are unknown."""
+    """Return the remaining seconds as text, as an upper limit if `at_most`; empty while they are
+    unknown.
+    """
     return "" if seconds is None else f"{_eta_head(at_most)} {format_seconds(seconds)}"
 
 
@@ -186,7 +203,9 @@ class JsonProgress(_StderrProgress):
     def advance(self, amount: int, note: str = "") -> None:
         if self._is_due(amount, _JSON_SECONDS):
             eta = None if self._remaining is None else round(self._remaining, 1)
-            self._write("progress", **self._task, done=self._done, seconds=self._seconds, eta_seconds=eta, note=note)
+            self._write(
+                "progress", **self._task, done=self._done, seconds=self._seconds, eta_seconds=eta, note=note
+            )
 
     def finish(self) -> None:
         if self._task:
@@ -195,7 +214,9 @@ class JsonProgress(_StderrProgress):
 
     def figures(self, step: int, values: Mapping[str, float]) -> None:
         self._write(
-            "figures", step=step, values={name: value if isfinite(value) else None for name, value in values.items()}
+            "figures",
+            step=step,
+            values={name: value if isfinite(value) else None for name, value in values.items()},
         )
 
     def say(self, message: str) -> None:
@@ -230,24 +251,38 @@ def progress_of_notebook() -> Progress:
 
 
 class NotebookProgress:
-    """Show the task, messages and curves in a notebook, at most every two seconds. Curves remain when the run ends."""
+    """Show the task, messages and curves in a notebook, at most every two seconds. Curves remain
+    when the run ends.
+    """
 
     def __init__(self) -> None:
         self._output: Any = None
-        self._task, self._unit, self._total, self._done, self._note, self._eta = "", "", 0, 0, "", ""
+        self._task = ""
+        self._unit = ""
+        self._total = 0
+        self._done = 0
+        self._note = ""
+        self._eta = ""
         self._lines: list[str] = []
         self._points: dict[str, list[tuple[int, float]]] = {}
         self._drawn = 0.0
 
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
-        self._task, self._unit, self._total, self._done = task, unit, total, done
-        self._speed, self._note, self._eta, self._at_most = TaskSpeed(), "", "", at_most
+        self._task = task
+        self._unit = unit
+        self._total = total
+        self._done = done
+        self._speed = TaskSpeed()
+        self._note = ""
+        self._eta = ""
+        self._at_most = at_most
         self._draw(now=True)
 
     def advance(self, amount: int, note: str = "") -> None:
         self._done += amount
         self._speed.add(time.monotonic(), self._done)
-        self._note, self._eta = note, eta_text(self._speed.remaining(self._total - self._done), at_most=self._at_most)
+        self._note = note
+        self._eta = eta_text(self._speed.remaining(self._total - self._done), at_most=self._at_most)
         self._draw()
 
     def finish(self) -> None:
@@ -279,7 +314,9 @@ class NotebookProgress:
     @property
     def html(self) -> str:
         """HTML of the current output."""
-        parts = (f"{self._done:,} of {self._total:,} {self._unit}", self._note, self._eta) if self._task else ()
+        parts = (
+            (f"{self._done:,} of {self._total:,} {self._unit}", self._note, self._eta) if self._task else ()
+        )
         text = [f"{self._task}: {'  '.join(filter(None, parts))}", *self._lines]
         lines = "".join(f"<div>{html.escape(line)}</div>" for line in text if line.strip(": "))
         return f'<div style="font: 13px sans-serif">{lines}{_draw_curves(self._points) if self._points else ""}</div>'

@@ -28,11 +28,20 @@ from stratarec.reporting.html import (
     new_curve_axes,
     write_html,
 )
-from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, show_with_interval, shown, verdict
+from stratarec.reporting.metric_texts import (
+    INTERVAL,
+    by_label,
+    interval,
+    show,
+    show_with_interval,
+    shown,
+    verdict,
+)
 from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, level0_of, levels
 from stratarec.reporting.step_time import MeasuredStep, predicted_times
 
-# Curves with fewer points have marks at the points, so that a line between two points is not mistaken for data.
+# Curves with fewer points have marks at the points, so that a line between two points is not
+# mistaken for data.
 _MARKED = 30
 
 
@@ -92,7 +101,9 @@ def write_report(
         time=time,
         times=predicted_times(plan, time),
         ranks=_ranks(result),
-        chosen=ShownTable(heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]),
+        chosen=ShownTable(
+            heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]
+        ),
         evaluations=_tested(position, result),
         earlier=_others(position, result),
         members=_members(recipe["model"], position, result),
@@ -126,12 +137,16 @@ def _memories(result: Mapping[str, Any]) -> str:
     return "GPU memory and DRAM" if any(row["memory"] == "hbm" for row in result["memory"]) else "DRAM"
 
 
-def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes: what the page lacks and why, and whether the run can be reproduced to the bit."""
+def _notes(
+    recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield notes: what the page lacks and why, and whether the run can be reproduced to the
+    bit.
+    """
     if len(position["losses"]) < 2:
         yield (
-            f"No curve of the training loss: there is a point every train.log_every = {recipe['train']['log_every']} "
-            f"steps, and this run had {result['steps']:,}."
+            "No curve of the training loss: there is a point every train.log_every = "
+            f"{recipe['train']['log_every']} steps, and this run had {result['steps']:,}."
         )
     if not position["evaluations"]:
         yield "The model was not validated while it trained."
@@ -143,8 +158,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The data set has no test split."
     if "valid" in result:
         yield (
-            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split. "
-            "Corrected metrics of that split are computed on the samples of the fit."
+            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation "
+            "split. Corrected metrics of that split are computed on the samples of the fit."
         )
 
 
@@ -162,10 +177,16 @@ def _correction(train: Mapping[str, Any]) -> str:
 
 
 def _tested(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
-    """Return a table of the evaluations of the tested checkpoint: a row for each metric, which fits every window."""
+    """Return a table of the evaluations of the tested checkpoint: a row for each metric, which fits
+    every window.
+    """
     tested = step_of(result["checkpoint"])
     evaluations = [("validation", entry) for entry in position["evaluations"] if entry["step"] == tested]
-    columns = [part for split, entry in [*evaluations, *_outcome(result).items()] for part in by_label(split, entry)]
+    columns = [
+        part
+        for split, entry in [*evaluations, *_outcome(result).items()]
+        for part in by_label(split, entry)
+    ]
     return ShownTable(
         heads=("metric", *(split for split, _ in columns)),
         rows=[
@@ -188,25 +209,32 @@ def _others(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTabl
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
         heads=("split", "step", *(METRICS[name].label for name in names)),
-        rows=[(split, f"{step:,}", *(show(figures.get(name), 5) for name in names)) for split, step, figures in rows],
+        rows=[
+            (split, f"{step:,}", *(show(figures.get(name), 5) for name in names))
+            for split, step, figures in rows
+        ],
     )
 
 
-def _members(model: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
+def _members(
+    model: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]
+) -> ShownTable:
     """Return the members of the tested ensemble; no rows for other models."""
     entry: dict[str, Any] = next(
         (one for one in position["evaluations"] if one["step"] == step_of(result["checkpoint"])), {}
     )
     networks = [kind for kind in model.get("member_kinds", ()) for _ in range(2)]
     members = entry.get("members", ())
-    kinds = [networks[member % len(networks)] for member in range(model.get("members", 0))] + ["trees"] * len(members)
+    kinds = [networks[member % len(networks)] for member in range(model.get("members", 0))] + [
+        "trees"
+    ] * len(members)
     return ShownTable(
         heads=("member", "kind", "step", METRICS["log_loss"].label, "weight"),
         rows=[
             (f"{member + 1}", kind, f"{one['step']:,}", f"{one['log_loss']:.5f}", f"{one['weight']:.3f}")
             for member, (kind, one) in enumerate(zip(kinds, members, strict=False))
         ],
-    )  # fmt: skip
+    )
 
 
 def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -248,11 +276,17 @@ def _ranks(result: Mapping[str, Any]) -> ShownTable:
     rows = []
     for rank, counts in enumerate(result.get("ranks", ())):
         exposed, hidden = counts["exposed_seconds"], counts["hidden_seconds"]
-        rows.append((
-            f"{rank}", *(format_bytes(counts[name]) for name in ("table_bytes", "peak_rss_bytes", "sent_bytes")),
-            f"{exposed / max(counts['step_seconds'], 1e-9):.0%}", f"{hidden / max(exposed + hidden, 1e-9):.0%}",
-        ))  # fmt: skip
-    return ShownTable(heads=("rank", "tables", "peak memory", "sent", "of its time waiting", "hidden"), rows=rows)
+        rows.append(
+            (
+                f"{rank}",
+                *(format_bytes(counts[name]) for name in ("table_bytes", "peak_rss_bytes", "sent_bytes")),
+                f"{exposed / max(counts['step_seconds'], 1e-9):.0%}",
+                f"{hidden / max(exposed + hidden, 1e-9):.0%}",
+            )
+        )
+    return ShownTable(
+        heads=("rank", "tables", "peak memory", "sent", "of its time waiting", "hidden"), rows=rows
+    )
 
 
 def _throughput(position: Mapping[str, Any]) -> Chart | None:
@@ -279,30 +313,45 @@ def _loss(position: Mapping[str, Any]) -> Chart | None:
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:
     """Draw a validation metric over the steps, with a mark at the tested checkpoint."""
-    points = [(entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None]
+    points = [
+        (entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None
+    ]
     if len(points) < 2:
         return None
     steps, values = np.array(points, dtype=np.float64).T
-    chart = _curve(f"Validation {METRICS[metric].label}", f"tested at step {tested:,}", steps, values, SECOND)
+    chart = _curve(
+        f"Validation {METRICS[metric].label}", f"tested at step {tested:,}", steps, values, SECOND
+    )
     chart.figure.axes[0].axvline(tested, color=MUTED, linestyle="--", linewidth=1)
     return chart
 
 
-def _curve(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
+def _curve(
+    title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str
+) -> Chart:
     figure, axes = new_curve_axes()
     _draw(axes, title, steps, values, color)
-    text = f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
+    text = (
+        f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
+    )
     return Chart(title=title, note=note, figure=figure, text=text)
 
 
-def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:
+def _draw(
+    axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str
+) -> None:
     marker = "o" if len(steps) < _MARKED else None
     axes.plot(steps, values, label=name, color=color, marker=marker, markersize=3, linewidth=1.5)
 
 
 SplitFigures = Mapping[str, Mapping[str, Any]]
 """Split -> its metrics, with or without calibration bins."""
-_SPLIT_COLORS = {"validation": SECOND, "validation, corrected": SECOND, "test": ACCENT, "test, uncorrected": MUTED}
+_SPLIT_COLORS = {
+    "validation": SECOND,
+    "validation, corrected": SECOND,
+    "test": ACCENT,
+    "test, uncorrected": MUTED,
+}
 _RELIABILITY_HEADS = ("split", "bin", "samples", "predicted", "observed", INTERVAL)
 
 
@@ -322,13 +371,17 @@ def _reliability_chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -
     top, words = 1e-3, {}
     for split, figures in lines:
         bins = figures["reliability"]
-        x, y, low, high = (np.array([row[name] for row in bins]) for name in ("predicted", "observed", "low", "high"))
+        x, y, low, high = (
+            np.array([row[name] for row in bins]) for name in ("predicted", "observed", "low", "high")
+        )
         axes.plot(x, y, label=split, color=_SPLIT_COLORS[split], marker="o", markersize=2.5, linewidth=1.2)
         axes.vlines(x, low, high, color=_SPLIT_COLORS[split], linewidth=0.8)
         top = max(top, *x, *high)
         samples = sum(row["samples"] for row in bins) / len(bins)
         error, noise = (show(figures[name], 4) for name in ("calibration_error", "calibration_noise"))
-        words[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of about {samples:,.0f} samples"
+        words[split] = (
+            f"{split}: error {error} ({noise} by chance), {len(bins)} bins of about {samples:,.0f} samples"
+        )
     top = min(top * 1.05, 1.0)
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))

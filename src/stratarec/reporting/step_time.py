@@ -1,4 +1,6 @@
-"""Measured time of the parts of a step, the work that runs in parallel, and the comparison with the plan."""
+"""Measured time of the parts of a step, the work that runs in parallel, and the comparison with the
+plan.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ class MeasuredStep:
         if took("replay"):
             parts.append(part("queueing the CUDA graph of a step", took("replay")))
         parts.append(part("other", step - sum(measured.seconds for measured in parts)))
-        ahead = [part("reading batches", took("read")), part("fetching rows into level 0", took("bring in"))]
+        ahead = [
+            part("reading batches", took("read")),
+            part("fetching rows into level 0", took("bring in")),
+        ]
         return cls(seconds=step, total=position["train_seconds"], parts=parts, ahead=ahead)
 
     @property
@@ -86,10 +91,13 @@ class MeasuredStep:
 
     @property
     def lead(self) -> str:
-        """Return a sentence with the time of a step, of all steps, and the share of parallel work that is hidden."""
+        """Return a sentence with the time of a step, of all steps, and the share of parallel work
+        that is hidden.
+        """
         return (
-            f"a step takes {format_milliseconds(self.seconds)}, and all of them {format_seconds(self.total)}; "
-            f"{self.hidden:.0%} of reading batches and fetching rows runs in parallel with earlier steps"
+            f"a step takes {format_milliseconds(self.seconds)}, and all of them "
+            f"{format_seconds(self.total)}; {self.hidden:.0%} of reading batches and fetching rows runs in "
+            "parallel with earlier steps"
         )
 
     def verdict(self, cached: bool, sharing: str = "", level0: str = "dram") -> Iterator[str]:
@@ -100,14 +108,16 @@ class MeasuredStep:
         cached : bool
             Whether any table is cached.
         sharing : str
-            Text about how the run shared the machine's cores with other processes; empty if it did not.
+            Text about how the run shared the machine's cores with other processes; empty if it did
+            not.
         level0 : str
             Memory in which rows are trained.
         """
         slowest = max(self.parts, key=lambda part: part.seconds)
         yield (
-            f"slowest part of a step: {slowest.name} ({slowest.figure} of {format_milliseconds(self.seconds)}); all "
-            f"steps took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
+            f"slowest part of a step: {slowest.name} ({slowest.figure} of "
+            f"{format_milliseconds(self.seconds)}); all steps took {format_seconds(self.total)}"
+            + (f"; {sharing}" if sharing else "")
         )
         if not cached:
             yield f"more memory saves no time: all rows are in {MEMORY_NAMES[level0]} as float32"
@@ -124,20 +134,35 @@ class MeasuredStep:
 
 
 def predicted_times(plan: Plan | None, time: MeasuredStep | None) -> ShownTable:
-    """Return a table that compares the planned and the measured time of the embedding part of a step."""
+    """Return a table that compares the planned and the measured time of the embedding part of a
+    step.
+    """
     heads = ("embedding work of a step", "planned", "measured", "measured / planned")
     if plan is None or time is None:
         return ShownTable(heads=heads, rows=[])
     parts = plan["predicted"]["seconds"]
     measured = {part.name: part.seconds for part in (*time.parts, *time.ahead)}
     pairs = [
-        ("looking up and updating rows", parts["compute"], measured["looking up rows"] + measured["updating rows"]),
-        ("fetching rows into level 0", parts["staging"] + parts["device"], measured["fetching rows into level 0"]),
+        (
+            "looking up and updating rows",
+            parts["compute"],
+            measured["looking up rows"] + measured["updating rows"],
+        ),
+        (
+            "fetching rows into level 0",
+            parts["staging"] + parts["device"],
+            measured["fetching rows into level 0"],
+        ),
     ]
     if "hbm" in plan["budgets"]:  # kernels of a GPU are queued: the times of the host do not include them
         pairs.pop(0)
     rows = [
-        (name, format_milliseconds(planned), format_milliseconds(took), f"{took / planned:.2f}" if planned else "-")
+        (
+            name,
+            format_milliseconds(planned),
+            format_milliseconds(took),
+            f"{took / planned:.2f}" if planned else "-",
+        )
         for name, planned, took in pairs
     ]
     return ShownTable(heads=heads, rows=rows)

@@ -24,7 +24,9 @@ Rows = Sequence[Sequence[str]]
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text as one line: control characters are shown, not executed."""
-        super().print(*(visible(value) if isinstance(value, str) else value for value in objects), **options)
+        super().print(
+            *(visible(value) if isinstance(value, str) else value for value in objects), **options
+        )
 
     def on_broken_pipe(self) -> None:
         """Raise the error for the command line to handle; rich would exit with code 1."""
@@ -32,7 +34,8 @@ class _Console(Console):
 
 
 def make_console() -> Console:
-    """Return standard output, as wide as its terminal or COLUMNS; without limit for a file or a pipe.
+    """Return standard output, as wide as its terminal or COLUMNS; without limit for a file or a
+    pipe.
 
     Nothing in a name is interpreted as markup, or reaches the terminal as a control character.
     """
@@ -51,17 +54,22 @@ def print_table(
     text : collection of str
         Heads of text columns, which are aligned left; the others are numbers.
     keys : int
-        Number of leading columns that identify a row. They are repeated if the table is printed in parts.
+        Number of leading columns that identify a row. They are repeated if the table is printed in
+        parts.
     """
     heads, *rows = ([visible(cell) for cell in row] for row in (heads, *rows))
     wide = [max(map(cell_len, (head, *(row[i] for row in rows)))) for i, head in enumerate(heads)]
     if sum(wide) + _GAP * len(wide) > console.width:
-        wide = [min(_broken(head, [row[i] for row in rows]), console.width // 2) for i, head in enumerate(heads)]
+        wide = [
+            min(_broken(head, [row[i] for row in rows]), console.width // 2) for i, head in enumerate(heads)
+        ]
     for places in _parts(wide, keys, console.width):
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for place in places:
             side: JustifyMethod = "left" if heads[place] in text else "right"
-            table.add_column(heads[place], justify=side, width=wide[place], overflow="fold", vertical="bottom")
+            table.add_column(
+                heads[place], justify=side, width=wide[place], overflow="fold", vertical="bottom"
+            )
         for row in rows:
             table.add_row(*(row[place] for place in places))
         console.print(table)

@@ -23,7 +23,8 @@ Content = Mapping[str, Any]
 _HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside", "with others")
 # Names of more features are too small to read along the matrix.
 _MOST_NAMED = 80
-# On no log with fewer training samples did towers keep the AUC of both models (`tower_quality`, five seeds, one pass).
+# On no log with fewer training samples did towers keep the AUC of both models (`tower_quality`,
+# five seeds, one pass).
 _FEW_SAMPLES = 1_000_000
 
 
@@ -42,13 +43,13 @@ def print_towers(content: Content, training_samples: int) -> None:
     console.print(f"interaction of two features: {inside} inside a tower, {between} between towers (mean)")
     console.print(_verdict(content))
     console.print(
-        f"interaction: root mean square of a pair's effect on the logit, over {content['samples']:,} samples; rank "
-        f"correlation of two halves of the samples: {content['agreement']:.2f}"
+        f"interaction: root mean square of a pair's effect on the logit, over {content['samples']:,} "
+        f"samples; rank correlation of two halves of the samples: {content['agreement']:.2f}"
     )
     if training_samples < _FEW_SAMPLES:
         console.print(
-            f"only {training_samples:,} training samples: below {_FEW_SAMPLES:,}, towers with compression lost up to "
-            "0.006 AUC; use them only if a run without towers is not better"
+            f"only {training_samples:,} training samples: below {_FEW_SAMPLES:,}, towers with compression "
+            "lost up to 0.006 AUC; use them only if a run without towers is not better"
         )
 
 
@@ -76,7 +77,8 @@ def write_towers_report(path: Path, name: str, content: Content) -> None:
 def _verdict(content: Content) -> str:
     """Say whether the towers follow interactions, and how sure this is."""
     share = (
-        f"{content['chance']:.2%} of random towers interact as strongly, on samples that the towers were not made from"
+        f"{content['chance']:.2%} of random towers interact as strongly, "
+        "on samples that the towers were not made from"
     )
     if content["structure"]:
         return f"structure found: {share}"
@@ -87,15 +89,21 @@ def _rows(content: Content) -> list[tuple[str, ...]]:
     between = _between(content)
     return [
         (
-            f"{number}", f"{len(tower['features'])}", format_bytes(tower["bytes"]), f"{tower['lookups']:,.0f}",
-            _number(between[number, 0]), _number(between[number, 1]),
+            f"{number}",
+            f"{len(tower['features'])}",
+            format_bytes(tower["bytes"]),
+            f"{tower['lookups']:,.0f}",
+            _number(between[number, 0]),
+            _number(between[number, 1]),
         )
         for number, tower in enumerate(content["towers"])
-    ]  # fmt: skip
+    ]
 
 
 def _between(content: Content) -> Any:
-    """Return ``[T, 2]``: for each tower the mean interaction among its features, and with other features."""
+    """Return ``[T, 2]``: for each tower the mean interaction among its features, and with other
+    features.
+    """
     places = {name: place for place, name in enumerate(content["features"])}
     matrix = np.array(content["interaction"])
     means = np.full((len(content["towers"]), 2), np.nan)
@@ -121,18 +129,27 @@ def _matrix(content: Content) -> Chart:
     figure, axes = new_axes(7.2, 6.2)
     # Otherwise a few outliers would give all other cells the same colour.
     low, high = np.nanquantile(values, (0.02, 0.98)) if len(names) > 1 else (0.0, 1.0)
-    image = axes.imshow(values, cmap=mpl.colormaps["viridis"], vmin=low, vmax=max(high, low + 1e-9), aspect="equal")
+    image = axes.imshow(
+        values, cmap=mpl.colormaps["viridis"], vmin=low, vmax=max(high, low + 1e-9), aspect="equal"
+    )
     first = 0
     for tower in content["towers"]:
         size = len(tower["features"])
-        frame = Rectangle((first - 0.5, first - 0.5), size, size, fill=False, edgecolor="#d7301f", linewidth=1.5)
+        frame = Rectangle(
+            (first - 0.5, first - 0.5), size, size, fill=False, edgecolor="#d7301f", linewidth=1.5
+        )
         axes.add_patch(frame)
         first += size
     _name(axes, names)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=TEXT)
-    return Chart(title="How features interact", note="tower after tower; a frame is a tower", figure=figure, wide=True)
+    return Chart(
+        title="How features interact",
+        note="tower after tower; a frame is a tower",
+        figure=figure,
+        wide=True,
+    )
 
 
 def _name(axes: Any, names: Sequence[str]) -> None:

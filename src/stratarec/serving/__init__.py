@@ -1,1 +1,3 @@
-"""Scoring with an exported model: the manifest and files of an export, and `Scorer`, which needs only these files."""
+"""Scoring with an exported model: the manifest and files of an export, and `Scorer`, which needs
+only these files.
+"""

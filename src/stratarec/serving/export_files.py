@@ -1,7 +1,9 @@
-"""Open and check the files of an export. Each is opened once, so the bytes that are hashed are the bytes that are read.
+"""Open and check the files of an export. Each is opened once, so the bytes that are hashed are the
+bytes that are read.
 
-Files are opened without following links. A process that may write to an open file can still change the scores, or crash
-this process by truncating the file. So do not use an export to which others can write while it is open.
+Files are opened without following links. A process that may write to an open file can still change
+the scores, or crash this process by truncating the file. So do not use an export to which others
+can write while it is open.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Floats = NDArray[np.float32]
 
 
 def map_file(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
-    """Map a file of an export into memory. The file may be larger than memory: pages are read when they are used.
+    """Map a file of an export into memory. The file may be larger than memory: pages are read when
+    they are used.
 
     Raises
     ------
@@ -64,7 +67,9 @@ class MappedTensors:
         return np.frombuffer(self.content, kind, spec.nbytes // spec.dtype.itemsize, self.places[name])
 
     def all_floats(self) -> tuple[Floats, dict[str, int]]:
-        """Return all float32 tensors, which are adjacent in the file, as one array, and the position of each in it."""
+        """Return all float32 tensors, which are adjacent in the file, as one array, and the
+        position of each in it.
+        """
         names = [name for name, spec in self.specs.items() if spec.dtype == torch.float32]
         if not names:
             return np.zeros(0, dtype=np.float32), {}
@@ -74,7 +79,9 @@ class MappedTensors:
         return flat, {name: (self.places[name] - first) // 4 for name in names}
 
 
-def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]) -> MappedTensors:
+def map_tensors(
+    folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]
+) -> MappedTensors:
     """Map the tensors of a safetensors file of an export.
 
     The header is not trusted: it must be equal to the header that safetensors writes for `specs`.
@@ -82,11 +89,14 @@ def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[
     Raises
     ------
     ExportError
-        If the file is damaged, has tensors other than `specs`, or has a float32 number that is not finite.
+        If the file is damaged, has tensors other than `specs`, or has a float32 number that is not
+        finite.
     """
     content, path = _map(folder, name, expected), folder / name
     front, places = header(specs)
-    if content[: len(front)] != front or len(content) != len(front) + sum(spec.nbytes for spec in specs.values()):
+    if content[: len(front)] != front or len(content) != len(front) + sum(
+        spec.nbytes for spec in specs.values()
+    ):
         raise ExportError(f"{path}: {_difference(content, specs)}; {ADVICE}")
     _check_hash(path, content, expected)
     tensors = MappedTensors(content=content, places=places, specs=specs)
@@ -135,12 +145,16 @@ def _is_finite(values: Floats) -> bool:
 
 
 def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
-    """Describe how the header of a file differs from the header that the expected tensors would have."""
+    """Describe how the header of a file differs from the header that the expected tensors would
+    have.
+    """
     entries = _header_entries(content)
     if entries is None:
         return "it is not a safetensors file"
     for name in sorted({*specs, *entries}):
-        expected = None if name not in specs else _describe(json.loads(header({name: specs[name]})[0][8:])[name])
+        expected = (
+            None if name not in specs else _describe(json.loads(header({name: specs[name]})[0][8:])[name])
+        )
         actual = None if name not in entries else _describe(entries[name])
         if expected != actual:
             return f"{name[:_MAX_NAME]!r} is {actual or 'missing'}, expected {expected or 'no such tensor'}"

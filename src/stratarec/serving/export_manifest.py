@@ -1,27 +1,30 @@
-"""Manifests of exports and deltas, which describe how the model is built and which files contain its weights.
+"""Manifests of exports and deltas, which describe how the model is built and which files contain
+its weights.
 
 An export is a directory:
 
-    manifest.json              configuration, features, tables, vocabularies; bytes and hash of every other file
-    network.safetensors        weights of the network
-    tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8; for encoded tables also
-                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], the rows with exact values
-    vocabulary/0000-x.parquet  value, id and count of each value of a vocabulary; the manifest has its name
-    README.txt                 this description
-    network.onnx               only on request: the network as ONNX
+    manifest.json              configuration, features, tables, vocabularies; bytes and hash of
+    every other file network.safetensors        weights of the network tables.safetensors
+    <table>: [rows, D] float32, or [rows, record bytes] uint8; for encoded tables also
+                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], the rows with
+                               exact values
+    vocabulary/0000-x.parquet  value, id and count of each value of a vocabulary; the manifest has
+    its name README.txt                 this description network.onnx               only on request:
+    the network as ONNX
 
 A delta contains the changes between an export, its parent, and a later export:
 
-    delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash of every other file
-    network.safetensors        all weights of the network
-    rows.safetensors           @changed/<table>: [K] int64, changed and new rows, and <table>: [K, ...] their values;
-                               all float32 rows of encoded tables; @gone/<vocabulary>: [K] int64, ids of the parent
-                               whose values were removed
+    delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash
+    of every other file network.safetensors        all weights of the network rows.safetensors
+    @changed/<table>: [K] int64, changed and new rows, and <table>: [K, ...] their values;
+                               all float32 rows of encoded tables; @gone/<vocabulary>: [K] int64,
+                               ids of the parent whose values were removed
     vocabulary/0000-x.parquet  values that follow the values of the parent
 
-Deltas must be applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
-All files contain only data. An export or delta may be untrusted, so nothing in it is used before it is checked, and
-`Scorer` never opens network.onnx, because a graph can take any time and memory."""
+Deltas must be applied in order without a gap: each names its parent by a hash of the parent's
+manifest and files. All files contain only data. An export or delta may be untrusted, so nothing in
+it is used before it is checked, and `Scorer` never opens network.onnx, because a graph can take any
+time and memory."""
 
 from __future__ import annotations
 
@@ -49,14 +52,16 @@ from stratarec.models.zoo.trees import TreeSizes
 
 FORMAT: Literal[6] = 6
 DELTA_FORMAT: Literal[3] = 3
-MANIFEST, NETWORK, TABLES, README, ONNX = (
-    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "network.onnx",
-)  # fmt: skip
+MANIFEST = "manifest.json"
+NETWORK = "network.safetensors"
+TABLES = "tables.safetensors"
+README = "README.txt"
+ONNX = "network.onnx"
 DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
 ADVICE = "export the model again"
 DELTA_ADVICE = "export the delta again, or open the full export"
-# Maximum number of layers of each kind. Layers are built before weights are read, so a huge number in a manifest would
-# exhaust memory.
+# Maximum number of layers of each kind. Layers are built before weights are read, so a huge number
+# in a manifest would exhaust memory.
 _MAX_LAYERS = 1 << 10
 # The number of rows is limited because ids are int32.
 _MAX_ROWS = 1 << 31
@@ -64,7 +69,10 @@ _Rows = Annotated[int, pydantic.Field(ge=0, le=_MAX_ROWS)]
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 # Prefixes of tensor names. They are unambiguous, because names of vocabularies do not begin with @.
-ROWS, FLOATS, CHANGED, GONE = "@rows/", "@float32/", "@changed/", "@gone/"
+ROWS = "@rows/"
+FLOATS = "@float32/"
+CHANGED = "@changed/"
+GONE = "@gone/"
 
 
 class ExportedFile(Model):
@@ -91,12 +99,16 @@ class ExportedTable(Model):
     parameters: Literal["fp16", "fp32"]
     """Type of the scale and the offset of an int8 or int4 row."""
     float32_rows: _Rows
-    """Number of encoded rows that are also stored in float32, with their exact values; 0 for the codec fp32."""
+    """Number of encoded rows that are also stored in float32, with their exact values; 0 for the
+    codec fp32.
+    """
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportedTable:
         if self.float32_rows > (0 if self.codec == "fp32" else self.rows):
-            raise ValueError(f"float32_rows is {self.float32_rows}, too many for {self.rows} rows of {self.codec}")
+            raise ValueError(
+                f"float32_rows is {self.float32_rows}, too many for {self.rows} rows of {self.codec}"
+            )
         return self
 
     @property
@@ -113,7 +125,10 @@ class ExportedTable(Model):
             ROWS + name: Spec(torch.int64, (self.float32_rows,)),
             FLOATS + name: Spec(torch.float32, (self.float32_rows, self.width)),
         }
-        return {name: Spec(torch.uint8, (self.rows, self.record.record_bytes)), **(exact if self.float32_rows else {})}
+        return {
+            name: Spec(torch.uint8, (self.rows, self.record.record_bytes)),
+            **(exact if self.float32_rows else {}),
+        }
 
 
 class ExportedVocabulary(Ids):
@@ -131,7 +146,9 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history, or a column of a sequence. Its rows are not pooled: the network gets every single row."""
+    """A history, or a column of a sequence. Its rows are not pooled: the network gets every single
+    row.
+    """
 
     feature: str
     table: str
@@ -159,7 +176,9 @@ class ExportManifest(Model):
     trees: TreeSizes = TreeSizes()
     """Lengths of the tensors of trees in ``network.safetensors``, if the model has trees."""
     correction: tuple[_Finite, ...]
-    """Number that is added to each label's logit, because negatives were sampled or classes weighted."""
+    """Number that is added to each label's logit, because negatives were sampled or classes
+    weighted.
+    """
     calibration: tuple[LogitMap, ...] = ()
     """Map of each label's corrected logit; empty if none was fitted."""
     files: dict[str, ExportedFile]
@@ -218,11 +237,15 @@ class ExportManifest(Model):
 
     def configs(self) -> list[EmbeddingBagConfig]:
         """Return the configurations of the tables."""
-        return build_tables(self.model, self.columns, {name: table.rows for name, table in self.tables.items()})
+        return build_tables(
+            self.model, self.columns, {name: table.rows for name, table in self.tables.items()}
+        )
 
     def tensors(self) -> dict[str, Spec]:
         """Return name -> type and shape of the tensors in ``tables.safetensors``."""
-        return {key: spec for name, table in self.tables.items() for key, spec in table.tensors(name).items()}
+        return {
+            key: spec for name, table in self.tables.items() for key, spec in table.tensors(name).items()
+        }
 
     @property
     def fingerprint(self) -> str:
@@ -231,11 +254,14 @@ class ExportManifest(Model):
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:
-        """Read the manifest of the export in `folder`; `ExportError` names the file and field that is wrong."""
+        """Read the manifest of the export in `folder`; `ExportError` names the file and field that
+        is wrong.
+        """
         if not (folder / MANIFEST).exists():
             reason = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
             raise ExportError(
-                f"{folder} is not an exported model: {reason}; name a directory that `stratarec export` wrote"
+                f"{folder} is not an exported model: {reason}; name a directory that "
+                "`stratarec export` wrote"
             )
         return read_sealed(folder / MANIFEST, cls, ADVICE, ExportError)
 
@@ -255,7 +281,9 @@ def inputs(
     )
     unpooled = {name: table.name for table in configs for name in table.sequence_features}
     behaviours = [feature.name for columns in schema.behaviours.values() for feature in columns]
-    return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled)
+    return pooled, tuple(
+        SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled
+    )
 
 
 class DeltaManifest(Model):
@@ -271,7 +299,9 @@ class DeltaManifest(Model):
     appended: dict[str, ExportedVocabulary]
     """Vocabulary -> file with the values that are appended to it."""
     gone: dict[str, Count]
-    """Vocabulary -> number of values that were evicted or forgotten; vocabularies without such values are left out."""
+    """Vocabulary -> number of values that were evicted or forgotten; vocabularies without such
+    values are left out.
+    """
     files: dict[str, ExportedFile]
     """All other files, by path."""
 
@@ -289,7 +319,10 @@ class DeltaManifest(Model):
             if rows > self.manifest.tables[name].rows:
                 yield f"changed.{name}: {rows} rows, expected at most {self.manifest.tables[name].rows}"
         for name, ids in self.gone.items():
-            if name not in self.manifest.vocabularies or not 0 < ids <= self.manifest.vocabularies[name].holes:
+            if (
+                name not in self.manifest.vocabularies
+                or not 0 < ids <= self.manifest.vocabularies[name].holes
+            ):
                 yield f"gone: {ids} of {name!r}, which does not have that many holes"
         paths = [entry.path for entry in self.appended.values()]
         if len(set(paths)) != len(paths) or set(self.files) != {NETWORK, DELTA_ROWS, *paths}:
@@ -308,20 +341,28 @@ class DeltaManifest(Model):
 
     @classmethod
     def read(cls, folder: Path) -> DeltaManifest:
-        """Read the manifest of the delta in `folder`; `ExportError` names the file and field that is wrong."""
+        """Read the manifest of the delta in `folder`; `ExportError` names the file and field that
+        is wrong.
+        """
         if not (folder / DELTA).exists():
             reason = f"it has no {DELTA}" if folder.exists() else "it does not exist"
-            raise ExportError(f"{folder} is not a delta: {reason}; name a directory of `stratarec export --since`")
+            raise ExportError(
+                f"{folder} is not a delta: {reason}; name a directory of `stratarec export --since`"
+            )
         return read_sealed(folder / DELTA, cls, DELTA_ADVICE, ExportError)
 
 
 def _untyped(schema: Schema) -> Schema:
-    """Return a schema without types of values: they depend on the log's format, and vocabularies store their own."""
+    """Return a schema without types of values: they depend on the log's format, and vocabularies
+    store their own.
+    """
     return replace(schema, sparse=tuple(replace(feature, type="auto") for feature in schema.sparse))
 
 
 def delta_fault(before: ExportManifest, after: ExportManifest) -> str:
-    """Return the reason why a delta cannot turn export `before` into `after`; an empty string if it can."""
+    """Return the reason why a delta cannot turn export `before` into `after`; an empty string if it
+    can.
+    """
     for part, old, new in (
         ("model", before.model, after.model),
         ("schema", _untyped(before.columns), _untyped(after.columns)),

@@ -1,4 +1,5 @@
-"""An opened export whose files were checked. Tables are mapped files; after a delta, they are arrays in memory.
+"""An opened export whose files were checked. Tables are mapped files; after a delta, they are
+arrays in memory.
 
 Tables are never written. The same kernels as in training look up rows in the mapped file.
 """
@@ -58,8 +59,8 @@ from stratarec.serving.onnx_network import OnnxNetwork
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float32]
 
-# Number of rows in the layout of encoded tables. Their rows are decoded by position in the batch, so any number of ids
-# must be valid.
+# Number of rows in the layout of encoded tables. Their rows are decoded by position in the batch,
+# so any number of ids must be valid.
 _ANY_ROWS = 1 << 31
 # Number of bytes of a table that are decoded at a time when it is checked.
 _CHECK_BYTES = 8 << 20
@@ -110,8 +111,8 @@ class ExportedModel:
         manifest = delta.manifest
         if delta.parent != self.manifest.fingerprint:
             raise ExportError(
-                f"{folder} is not a delta of this model: apply all deltas in order, each only once, or open "
-                "the full export"
+                f"{folder} is not a delta of this model: apply all deltas in order, each only once, or "
+                "open the full export"
             )
         if fault := delta_fault(self.manifest, manifest):
             raise ExportError(f"{folder}: {fault}; {DELTA_ADVICE}")
@@ -119,7 +120,9 @@ class ExportedModel:
         changes = map_tensors(folder, DELTA_ROWS, delta.files[DELTA_ROWS], delta.tensors())
         none = np.zeros(0, dtype=np.int64)
         vocabularies = {
-            name: _updated_vocabulary(folder, delta, name, old, changes[GONE + name] if name in delta.gone else none)
+            name: _updated_vocabulary(
+                folder, delta, name, old, changes[GONE + name] if name in delta.gone else none
+            )
             for name, old in self.vocabularies.items()
         }
         plain = [name for name, table in manifest.tables.items() if table.codec == "fp32"]
@@ -140,7 +143,9 @@ class ExportedModel:
                 spec = table.tensors(name)[name]
                 if name not in places:
                     arrays[name] = np.empty(spec.nbytes, dtype=np.uint8)
-                new, old_rows = (all_rows[name].reshape(-1, spec.shape[1]) for all_rows in (arrays, self.arrays))
+                new, old_rows = (
+                    all_rows[name].reshape(-1, spec.shape[1]) for all_rows in (arrays, self.arrays)
+                )
                 new[: len(old_rows)] = old_rows
                 if len(rows):
                     new[rows] = changes[name].reshape(len(rows), -1)
@@ -150,7 +155,9 @@ class ExportedModel:
 
 
 def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
-    """Check the changed rows of a table that had `before` rows; return the fault, or an empty string."""
+    """Check the changed rows of a table that had `before` rows; return the fault, or an empty
+    string.
+    """
     if (np.diff(rows) <= 0).any() or (rows < 0).any() or (rows >= after).any():
         return f"changed rows that are not ascending from 0 to {after - 1}"
     missing = after - before - int((rows >= before).sum())
@@ -158,17 +165,27 @@ def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
 
 
 def _assemble(
-    manifest: ExportManifest, vocabularies: Mapping[str, Vocabulary], network: Network, arrays: Arrays,
-    floats: tuple[NDArray[np.float32], Mapping[str, int]], folder: Path,
-) -> ExportedModel:  # fmt: skip
+    manifest: ExportManifest,
+    vocabularies: Mapping[str, Vocabulary],
+    network: Network,
+    arrays: Arrays,
+    floats: tuple[NDArray[np.float32], Mapping[str, int]],
+    folder: Path,
+) -> ExportedModel:
     plain = {name: floats[1][name] for name, table in manifest.tables.items() if table.codec == "fp32"}
-    encoded = {name: _encoded(table, name, arrays) for name, table in manifest.tables.items() if name not in plain}
+    encoded = {
+        name: _encoded(table, name, arrays) for name, table in manifest.tables.items() if name not in plain
+    }
     for name, table in encoded.items():
         if fault := table.fault():
             raise ExportError(f"{folder}: table {name!r} has {fault}; {ADVICE}")
     keys = tuple(feature.name for feature in manifest.columns.sparse)
     tables = ReadOnlyTables(
-        manifest.configs(), FloatTables(weights=floats[0], place=plain), encoded, network.sequence_keys, keys
+        manifest.configs(),
+        FloatTables(weights=floats[0], place=plain),
+        encoded,
+        network.sequence_keys,
+        keys,
     )
     trees = network.trees
     return ExportedModel(
@@ -215,7 +232,9 @@ def _encoded(table: ExportedTable, name: str, arrays: Arrays) -> EncodedTable:
         layout=table.record.layout,
         records=arrays[name].reshape(table.rows, -1),
         float_rows=arrays[ROWS + name] if has_floats else np.zeros(0, dtype=np.int64),
-        floats=(arrays[FLOATS + name] if has_floats else np.zeros(0, dtype=np.float32)).reshape(-1, table.width),
+        floats=(arrays[FLOATS + name] if has_floats else np.zeros(0, dtype=np.float32)).reshape(
+            -1, table.width
+        ),
     )
 
 
@@ -230,7 +249,9 @@ def _vocabulary(folder: Path, entry: ExportedVocabulary, expected: ExportedFile)
 def _updated_vocabulary(
     folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, removed: NDArray[np.int64]
 ) -> Vocabulary:
-    """Return a copy of the vocabulary `old` without the ids `removed`, and with the values that the delta appends."""
+    """Return a copy of the vocabulary `old` without the ids `removed`, and with the values that the
+    delta appends.
+    """
     entry, values = delta.appended.get(name), old.values
     if len(removed):
         places = removed - old.tail_buckets
@@ -243,14 +264,18 @@ def _updated_vocabulary(
     if entry is not None:
         appended = _vocabulary(folder, entry, delta.files[entry.path]).values
         if appended.drop_nulls().is_in(values.implode()).any():
-            raise ExportError(f"{folder / entry.path} repeats a value of the earlier export; {DELTA_ADVICE}")
+            raise ExportError(
+                f"{folder / entry.path} repeats a value of the earlier export; {DELTA_ADVICE}"
+            )
         values = pl.concat([values, appended])
     # Counts are set to 0, because scoring does not use them.
     if old.kind == "count":
         old = replace(old, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
     vocabulary = replace(old, values=values)
     if vocabulary.digest != delta.manifest.vocabularies[name].digest:
-        raise ExportError(f"{folder}: the resulting values of {name!r} do not match its manifest; {DELTA_ADVICE}")
+        raise ExportError(
+            f"{folder}: the resulting values of {name!r} do not match its manifest; {DELTA_ADVICE}"
+        )
     return vocabulary
 
 
@@ -278,7 +303,9 @@ class EncodedTable:
 
     def fault(self) -> str:
         """Check all rows, which are not trusted; return the fault, or an empty string."""
-        if len(self.float_rows) and not (self.float_rows[0] >= 0 and self.float_rows[-1] < len(self.records)):
+        if len(self.float_rows) and not (
+            self.float_rows[0] >= 0 and self.float_rows[-1] < len(self.records)
+        ):
             return "rows outside of the table"
         if (np.diff(self.float_rows) <= 0).any():
             return "rows that do not rise"
@@ -326,7 +353,8 @@ class ReadOnlyTables:
         histories: Sequence[str],
         keys: Sequence[str],
     ) -> None:
-        self._histories, self._encoded = tuple(histories), encoded
+        self._histories = tuple(histories)
+        self._encoded = encoded
         widths = {table.embedding_dim for table in configs}
         features = [(name, table.embedding_dim) for table in configs for name in table.feature_names]
         ends = np.cumsum([0, *(width for _, width in features)]).tolist()
@@ -336,7 +364,12 @@ class ReadOnlyTables:
         """All tables, if every feature is pooled from a float32 table."""
         if not (encoded or self._histories):
             places = {
-                name: (floats.place[table.name], table.embedding_dim, columns[name], table.pooling == "mean")
+                name: (
+                    floats.place[table.name],
+                    table.embedding_dim,
+                    columns[name],
+                    table.pooling == "mean",
+                )
                 for table in configs
                 for name in table.feature_names
             }
@@ -347,7 +380,9 @@ class ReadOnlyTables:
         in_floats = [table for table in configs if table.name not in encoded]
         in_records = [table for table in configs if table.name in encoded]
         # Tables of one width are looked up together.
-        self._float_groups = [_float_group(group, floats, columns, keys) for group in _groups(in_floats, len(widths))]
+        self._float_groups = [
+            _float_group(group, floats, columns, keys) for group in _groups(in_floats, len(widths))
+        ]
         self._encoded_groups = [
             (
                 features_of(group),
@@ -358,7 +393,9 @@ class ReadOnlyTables:
         ]
 
     def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
-        """Return pooled rows ``[B, columns]`` and the rows of each history. Every id must be the number of a row."""
+        """Return pooled rows ``[B, columns]`` and the rows of each history. Every id must be the
+        number of a row.
+        """
         pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
         for keys, places, layout, weights in self._float_groups:
@@ -370,7 +407,11 @@ class ReadOnlyTables:
         return pooled, [_history(rows[name], features, name) for name in self._histories]
 
     def _decoded(
-        self, features: KeyedJagged, bags: BagBatch, keys: Sequence[tuple[EmbeddingBagConfig, str]], width: int
+        self,
+        features: KeyedJagged,
+        bags: BagBatch,
+        keys: Sequence[tuple[EmbeddingBagConfig, str]],
+        width: int,
     ) -> Floats:
         """Return ``[N * D]`` decoded rows, one for each id of the batch.
 
@@ -388,7 +429,10 @@ def _groups(configs: Sequence[EmbeddingBagConfig], widths: int) -> list[list[Emb
 
 
 def _float_group(
-    configs: Sequence[EmbeddingBagConfig], floats: FloatTables, columns: Mapping[str, int], keys: Sequence[str]
+    configs: Sequence[EmbeddingBagConfig],
+    floats: FloatTables,
+    columns: Mapping[str, int],
+    keys: Sequence[str],
 ) -> tuple[list[tuple[EmbeddingBagConfig, str]], NDArray[np.int64], GroupLayout, Floats]:
     width, start = configs[0].embedding_dim, min(floats.place[table.name] for table in configs)
     first = [(floats.place[table.name] - start) // width for table in configs]
@@ -401,7 +445,9 @@ def _key_places(configs: Sequence[EmbeddingBagConfig], keys: Sequence[str]) -> N
     return np.array([keys.index(name) for _, name in features_of(configs)], dtype=np.int64)
 
 
-def _decode(layout: RecordLayout, records: NDArray[np.uint8], places: NDArray[np.int64], out: Floats) -> None:
+def _decode(
+    layout: RecordLayout, records: NDArray[np.uint8], places: NDArray[np.int64], out: Floats
+) -> None:
     slots = np.arange(len(places), dtype=np.int64)
     decode(layout, records, places, FloatRows.without_state(out.reshape(-1), layout.width).parts, slots)
 
@@ -415,7 +461,9 @@ def _bags(features: KeyedJagged, values: NDArray[np.int32], key: NDArray[np.int6
 def _pool(
     weights: Floats, layout: GroupLayout, bags: BagBatch, keys: Sequence[tuple[object, str]], pooled: Tensor
 ) -> dict[str, Tensor]:
-    """Write the pooled rows of bags to `pooled`. Return feature -> looked-up rows, for features without pooling."""
+    """Write the pooled rows of bags to `pooled`. Return feature -> looked-up rows, for features
+    without pooling.
+    """
     faults, rows = [pool(weights, layout, bags, pooled)], {}
     for place in np.flatnonzero(layout.sequence).tolist():
         first, last = bags.span(place)

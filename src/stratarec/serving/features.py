@@ -1,4 +1,6 @@
-"""Convert raw columns or rows to the inputs of a model. The inputs equal what `prepare` makes of the same values."""
+"""Convert raw columns or rows to the inputs of a model. The inputs equal what `prepare` makes of
+the same values.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,14 @@ class PooledTables(NamedTuple):
     columns: int
     """Number of columns of the pooled output."""
     features: Mapping[str, tuple[int, int, int, bool]]
-    """Feature -> first element of its table in `weights`, width, first column, and whether it is pooled by the mean."""
+    """Feature -> first element of its table in `weights`, width, first column, and whether it is
+    pooled by the mean.
+    """
 
 
 class FeatureEncoder:
-    """Encoder of raw values, built from a schema, moments and vocabularies; it does not need the data set.
+    """Encoder of raw values, built from a schema, moments and vocabularies; it does not need the
+    data set.
 
     Parameters
     ----------
@@ -59,13 +64,16 @@ class FeatureEncoder:
         vocabularies: Mapping[str, Vocabulary],
         tables: PooledTables | None = None,
     ) -> None:
-        self._schema, self._moments = schema, moments
+        self._schema = schema
+        self._moments = moments
         self._types = {name: vocabulary.values.dtype for name, vocabulary in vocabularies.items()}
         self._index = ValueIndex([_vocabulary_keys(vocabulary) for vocabulary in vocabularies.values()])
         self._numbers = {name: number for number, name in enumerate(vocabularies)}
         self._keys = tuple(feature.name for feature in schema.sparse)
         self._plain_rows = PlainRowReader(schema, self._types)
-        tables = tables or PooledTables(np.zeros(0, np.float32), 0, dict.fromkeys(self._keys, (0, 0, 0, False)))
+        tables = tables or PooledTables(
+            np.zeros(0, np.float32), 0, dict.fromkeys(self._keys, (0, 0, 0, False))
+        )
         sparse = [
             (self._keys.index(f.name), self._numbers[f.vocabulary], *tables.features[f.name])
             for f in self._plain_rows.features
@@ -79,7 +87,8 @@ class FeatureEncoder:
         )
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
-        """Return ``[N, F_dense]`` standardized numbers, and the ids (and weights, if any) of every sparse feature.
+        """Return ``[N, F_dense]`` standardized numbers, and the ids (and weights, if any) of every
+        sparse feature.
 
         Raises
         ------
@@ -94,8 +103,8 @@ class FeatureEncoder:
         return self.encode_columns(read_frame(frame, self._schema), FRAME)
 
     def encode_rows(self, frame: Any) -> RowFeatures | None:
-        """Encode a few rows of plain Python values without Polars, which is faster. Return None if a value needs
-        conversion, or if rows are too many.
+        """Encode a few rows of plain Python values without Polars, which is faster. Return None if
+        a value needs conversion, or if rows are too many.
         """
         plain = self._plain_rows.read(frame)
         if plain is None:
@@ -111,9 +120,15 @@ class FeatureEncoder:
         np.log1p(logarithms, out=logarithms)
         # NumPy refuses empty buffers.
         values = RowValues(
-            plain.rows, plain.numbers, logarithms, plain.limit, len(plain.integers), len(plain.texts), words,
+            plain.rows,
+            plain.numbers,
+            logarithms,
+            plain.limit,
+            len(plain.integers),
+            len(plain.texts),
+            words,
             np.frombuffer(content or b"\0", dtype=np.uint8),
-        )  # fmt: skip
+        )
         return compute_features(self._plan, values)
 
     def tensors(self, rows: RowFeatures) -> tuple[Tensor, KeyedJagged]:
@@ -123,14 +138,18 @@ class FeatureEncoder:
         return torch.from_numpy(rows.dense), sparse
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
-        """Encode columns that already have the types of the schema. Error messages name `origin` as their origin."""
+        """Encode columns that already have the types of the schema. Error messages name `origin` as
+        their origin.
+        """
         schema = self._schema
         rows = len(next(iter(columns.values())))
         dense = np.empty((rows, len(schema.dense)), dtype=np.float32)
         for place, dense_feature in enumerate(schema.dense):
             name = dense_feature.name
             dense[:, place] = transform(columns[name], dense_feature, self._moments[name])
-        bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
+        bags = {
+            feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse
+        }
         weights = {f.name: _flat_weights(columns[weights_of(f.name)]) for f in schema.weighted}
         return torch.from_numpy(dense), KeyedJagged.from_features(with_weights(bags, weights), len(dense))
 

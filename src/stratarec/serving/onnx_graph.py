@@ -1,11 +1,13 @@
 """Convert a network to ONNX in memory, for ONNX Runtime.
 
-`torch.onnx.export` takes 11 s and 300 MiB when a process first calls it, because it imports torch's compiler and
-optimizes the graph, which ONNX Runtime does again. Here, the network computes once, and a node is recorded for each
-function of torch that it calls. Values of functions of weights alone become constants. A second computation with
-another batch size and other lengths of histories shows which sizes are variable.
+`torch.onnx.export` takes 11 s and 300 MiB when a process first calls it, because it imports torch's
+compiler and optimizes the graph, which ONNX Runtime does again. Here, the network computes once,
+and a node is recorded for each function of torch that it calls. Values of functions of weights
+alone become constants. A second computation with another batch size and other lengths of histories
+shows which sizes are variable.
 
-The conversion knows the functions that the models of `zoo/` use. `OnnxNetwork` compares the graph's logits with torch.
+The conversion knows the functions that the models of `zoo/` use. `OnnxNetwork` compares the graph's
+logits with torch.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def to_onnx(network: Network, one: Mapping[str, Tensor], other: Mapping[str, Ten
     Parameters
     ----------
     one, other : mapping of str to Tensor
-        Two examples of the arguments of `Network.padded`, with different variable sizes. All variable sizes of `other`
-        are different.
+        Two examples of the arguments of `Network.padded`, with different variable sizes. All
+        variable sizes of `other` are different.
 
     Raises
     ------
@@ -66,13 +68,25 @@ def _to_onnx(network: Network, one: Mapping[str, Tensor], other: Mapping[str, Te
     with torch.no_grad(), recorder:
         logits = network.padded(*other.values())
     graph = helper.make_graph(
-        [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in recorder.nodes],
+        [
+            helper.make_node(kind, inputs, outputs, **attributes)
+            for kind, inputs, outputs, attributes in recorder.nodes
+        ],
         "network",
-        [helper.make_tensor_value_info(name, _TYPES[part.dtype], recorder.shape(part)) for name, part in other.items()],
-        [helper.make_tensor_value_info(recorder.value(logits), _TYPES[logits.dtype], recorder.shape(logits))],
+        [
+            helper.make_tensor_value_info(name, _TYPES[part.dtype], recorder.shape(part))
+            for name, part in other.items()
+        ],
+        [
+            helper.make_tensor_value_info(
+                recorder.value(logits), _TYPES[logits.dtype], recorder.shape(logits)
+            )
+        ],
         [numpy_helper.from_array(array, name) for name, array in recorder.constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+    )
     return bytes(model.SerializeToString())
 
 
@@ -95,7 +109,12 @@ class _ShapeRecorder(TorchFunctionMode):
         return result
 
     def record(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, tensors: Sequence[Tensor]
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        tensors: Sequence[Tensor],
     ) -> None:
         """Record a call of `func`, whose result consists of `tensors`."""
 
@@ -111,18 +130,26 @@ class _NodeRecorder(_ShapeRecorder):
         Shapes of all results in the computation with `one`.
     """
 
-    def __init__(self, one: Mapping[str, Tensor], other: Mapping[str, Tensor], shapes: Sequence[torch.Size]) -> None:
+    def __init__(
+        self, one: Mapping[str, Tensor], other: Mapping[str, Tensor], shapes: Sequence[torch.Size]
+    ) -> None:
         super().__init__()
         self.nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
         self.constants: dict[str, Any] = {}
-        self._inputs, self._earlier = other, shapes
+        self._inputs = other
+        self._earlier = shapes
         self._names = {id(tensor): name for name, tensor in other.items()}
         self._shapes = {id(other[name]): _common(one[name].shape, other[name].shape) for name in other}
         # Names are stored by `id`, which another tensor may get once a tensor is deleted.
         self._kept: list[Any] = []
 
     def record(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, tensors: Sequence[Tensor]
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        tensors: Sequence[Tensor],
     ) -> None:
         earlier = self._earlier[len(self.shapes) - len(tensors) : len(self.shapes)]
         shapes = [_common(before, tensor.shape) for before, tensor in zip(earlier, tensors, strict=True)]
@@ -179,10 +206,16 @@ class _NodeRecorder(_ShapeRecorder):
         if old_shape == shape:
             return name
         # 0 is the size of the same axis before, and -1 is the remaining size.
-        same = [axis < len(old_shape) and size is None and old_shape[axis] is None for axis, size in enumerate(shape)]
+        same = [
+            axis < len(old_shape) and size is None and old_shape[axis] is None
+            for axis, size in enumerate(shape)
+        ]
         if shape.count(None) == 1:
             same = [False] * len(shape)
-        sizes = [0 if is_same else -1 if size is None else size for is_same, size in zip(same, shape, strict=True)]
+        sizes = [
+            0 if is_same else -1 if size is None else size
+            for is_same, size in zip(same, shape, strict=True)
+        ]
         if sizes.count(-1) > 1:
             raise Unsupported("reshaping several variable sizes")
         return self.node("Reshape", name, self.integers(*sizes))
@@ -190,7 +223,9 @@ class _NodeRecorder(_ShapeRecorder):
     def _range(self, size: int) -> str:
         """Return the numbers up to a variable size, which is read from the shape of an input."""
         inputs = self._inputs.items()
-        name, axis = next((name, axis) for name, part in inputs for axis, s in enumerate(part.shape) if s == size)
+        name, axis = next(
+            (name, axis) for name, part in inputs for axis, s in enumerate(part.shape) if s == size
+        )
         count = self.node("Gather", self.node("Shape", name), self.value(axis, torch.int64))
         return self.node("Range", self.value(0, torch.int64), count, self.value(1, torch.int64))
 
@@ -233,7 +268,9 @@ def _converted(graph: _NodeRecorder, result: Tensor, tensor: Tensor, *_: Any, **
     return graph.value(tensor, result.dtype)
 
 
-def _linear(graph: _NodeRecorder, _: Tensor, tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+def _linear(
+    graph: _NodeRecorder, _: Tensor, tensor: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> str:
     if tensor.ndim == 2:
         parts = [] if bias is None else [graph.value(bias)]
         return graph.node("Gemm", graph.value(tensor), graph.value(weight), *parts, transB=1)
@@ -275,14 +312,20 @@ def _cat(graph: _NodeRecorder, result: Tensor, tensors: Sequence[Tensor], dim: i
 def _stack(graph: _NodeRecorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> str:
     axis = dim % result.ndim
     shape = tuple(1 if place == axis else size for place, size in enumerate(graph.shape(result)))
-    parts = [graph.reshape(graph.value(tensor, result.dtype), graph.shape(tensor), shape) for tensor in tensors]
+    parts = [
+        graph.reshape(graph.value(tensor, result.dtype), graph.shape(tensor), shape) for tensor in tensors
+    ]
     return graph.node("Concat", *parts, axis=axis)
 
 
-def _split(graph: _NodeRecorder, result: Sequence[Tensor], tensor: Tensor, _: Any, dim: int = 0) -> list[str]:
+def _split(
+    graph: _NodeRecorder, result: Sequence[Tensor], tensor: Tensor, _: Any, dim: int = 0
+) -> list[str]:
     sizes = [part.shape[dim] for part in result]
     axis = dim % tensor.ndim
-    return graph.outputs("Split", graph.value(tensor), graph.integers(*sizes), outputs=len(sizes), axis=axis)
+    return graph.outputs(
+        "Split", graph.value(tensor), graph.integers(*sizes), outputs=len(sizes), axis=axis
+    )
 
 
 def _transpose(graph: _NodeRecorder, _: Tensor, tensor: Tensor, first: int = 0, second: int = 1) -> str:
@@ -306,16 +349,30 @@ def _softmax(graph: _NodeRecorder, _: Tensor, tensor: Tensor, dim: int, *__: Any
 
 
 def _layer_norm(
-    graph: _NodeRecorder, _: Tensor, tensor: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
+    graph: _NodeRecorder,
+    _: Tensor,
+    tensor: Tensor,
+    shape: Sequence[int],
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
 ) -> str:
     values = (graph.value(value) for value in (tensor, weight, bias))
     return graph.node("LayerNormalization", *values, axis=-len(shape), epsilon=eps)
 
 
 def _batch_norm(
-    graph: _NodeRecorder, _: Tensor, tensor: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor,
-    training: bool, momentum: float = 0.1, eps: float = 1e-5,
-) -> str:  # fmt: skip
+    graph: _NodeRecorder,
+    _: Tensor,
+    tensor: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    training: bool,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> str:
     values = (graph.value(value) for value in (tensor, weight, bias, mean, variance))
     return graph.node("BatchNormalization", *values, epsilon=eps)
 
@@ -325,11 +382,18 @@ def _einsum(graph: _NodeRecorder, _: Tensor, equation: str, *operands: Tensor) -
 
 
 def _attention(
-    graph: _NodeRecorder, _: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    graph: _NodeRecorder,
+    _: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> str:  # fmt: skip
+) -> str:
     order = [*range(key.ndim - 2), key.ndim - 1, key.ndim - 2]
-    products = graph.node("MatMul", graph.value(query), graph.node("Transpose", graph.value(key), perm=order))
+    products = graph.node(
+        "MatMul", graph.value(query), graph.node("Transpose", graph.value(key), perm=order)
+    )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = graph.node("Mul", products, graph.value(scale, torch.float32))
     if attn_mask is not None:
@@ -348,7 +412,9 @@ def _getitem(graph: _NodeRecorder, result: Tensor, tensor: Tensor, index: Any) -
     for axis, part in enumerate(part for part in parts if part is not None):
         if isinstance(part, slice | int):
             size = tensor.shape[axis]
-            first, last, step = (part if isinstance(part, slice) else slice(part, part + 1 or None)).indices(size)
+            first, last, step = (
+                part if isinstance(part, slice) else slice(part, part + 1 or None)
+            ).indices(size)
             if (first, last, step) != (0, size, 1):
                 bounds = map(graph.integers, (first, _END if last == size else last, axis, step))
                 name = graph.node("Slice", name, *bounds)
@@ -359,8 +425,9 @@ def _getitem(graph: _NodeRecorder, result: Tensor, tensor: Tensor, index: Any) -
     if not chosen:
         return graph.reshape(name, tuple(shape), graph.shape(result))
     if len(chosen) == 2 and chosen[0][0] + 1 == chosen[1][0]:
-        # Two adjacent axes are joined, so that one index selects from both. They are moved to the front, where an index
-        # selects contiguous numbers: for 1,000 rows and 351 of 729 products this saves a fifth of DLRM's time.
+        # Two adjacent axes are joined, so that one index selects from both. They are moved to the
+        # front, where an index selects contiguous numbers: for 1,000 rows and 351 of 729 products
+        # this saves a fifth of DLRM's time.
         (axis, first_index), (_, second_index) = chosen
         other_axes = [place for place in range(tensor.ndim) if place not in (axis, axis + 1)]
         name = graph.node("Transpose", name, perm=[axis, axis + 1, *other_axes])
@@ -369,7 +436,9 @@ def _getitem(graph: _NodeRecorder, result: Tensor, tensor: Tensor, index: Any) -
         name = graph.reshape(name, (*front, *others), joined)
         joined_index = graph.value(first_index * tensor.shape[axis + 1] + second_index, torch.int64)
         name = graph.node("Gather", name, joined_index, axis=0)
-        return graph.node("Transpose", name, perm=[*range(1, axis + 1), 0, *range(axis + 1, tensor.ndim - 1)])
+        return graph.node(
+            "Transpose", name, perm=[*range(1, axis + 1), 0, *range(axis + 1, tensor.ndim - 1)]
+        )
     if len(chosen) > 1 or len(parts) > tensor.ndim:
         raise Unsupported("indexing by several tensors")
     axis, item = chosen[0]

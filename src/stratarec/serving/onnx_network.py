@@ -1,4 +1,6 @@
-"""Compute the network of an export by ONNX Runtime, which takes a third of torch's time for one row."""
+"""Compute the network of an export by ONNX Runtime, which takes a third of torch's time for one
+row.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from stratarec.models.history import History
 from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.onnx_graph import Unsupported, to_onnx
 
-# Largest difference between scores of ONNX Runtime and torch. A steep calibration map multiplies it.
+# Largest difference between scores of ONNX Runtime and torch. A steep calibration map multiplies
+# it.
 _TOLERANCE = 1e-6
 # Batch size and length of the first history of examples; further histories are longer.
 _SIZES = (2, 3), (5, 7), (1, 1)
@@ -25,7 +28,8 @@ _MISSING = "onnx and onnxruntime are not installed: pip install 'stratarec[onnx]
 
 
 class OnnxNetwork:
-    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is used.
+    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is
+    used.
 
     Raises
     ------
@@ -34,7 +38,8 @@ class OnnxNetwork:
     """
 
     def __init__(self, network: Network, manifest: ExportManifest) -> None:
-        self._runtime, self._lock = load_runtime(manifest.precision), Lock()
+        self._runtime = load_runtime(manifest.precision)
+        self._lock = Lock()
         self._sessions: dict[int, Any] = {}
         examples = [_example(network, manifest, *sizes) for sizes in _SIZES]
         self.content = to_onnx(network, *examples[:2])
@@ -44,7 +49,7 @@ class OnnxNetwork:
 
     def __call__(
         self, dense: NDArray[np.float32], pooled: NDArray[np.float32], histories: Sequence[History] = ()
-    ) -> NDArray[np.float32]:  # fmt: skip
+    ) -> NDArray[np.float32]:
         """Return the same logits as the network, up to rounding."""
         inputs = {"dense": dense, "pooled": pooled}
         for number, history in enumerate(histories):
@@ -62,7 +67,8 @@ class OnnxNetwork:
         with self._lock:
             if threads not in self._sessions:
                 options = self._runtime.SessionOptions()
-                options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+                options.intra_op_num_threads = threads
+                options.inter_op_num_threads = 1
                 options.log_severity_level = 3
                 # Threads that wait for the next call would take the cores from the lookups.
                 options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -86,7 +92,9 @@ class OnnxNetwork:
 
 
 def load_runtime(precision: str) -> Any:
-    """Return the module `onnxruntime`; `Unsupported` if a library does not load, or cannot compute in `precision`."""
+    """Return the module `onnxruntime`; `Unsupported` if a library does not load, or cannot compute
+    in `precision`.
+    """
     if precision != "float32":
         raise Unsupported(f"the network's precision is {precision}, expected float32")
     try:

@@ -1,4 +1,5 @@
-"""Checks for packages that define models and codecs. Each raises `AssertionError` if a contract is broken.
+"""Checks for packages that define models and codecs. Each raises `AssertionError` if a contract is
+broken.
 
 Our own tests use them, too. Call them from a test of any framework.
 """

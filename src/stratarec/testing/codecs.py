@@ -22,11 +22,15 @@ Records = NDArray[np.uint8]
 
 
 def check_codec(
-    config: CodecConfig, error: Callable[[Floats], NDArray[Any]] | None = None, widths: Sequence[int] = (3, 33, 130)
+    config: CodecConfig,
+    error: Callable[[Floats], NDArray[Any]] | None = None,
+    widths: Sequence[int] = (3, 33, 130),
 ) -> None:
-    """Check that compiled code and the plain functions of a codec agree on rows of unusual magnitudes.
+    """Check that compiled code and the plain functions of a codec agree on rows of unusual
+    magnitudes.
 
-    Every optimizer state must be stored with the weights, and a row that is not finite must be refused.
+    Every optimizer state must be stored with the weights, and a row that is not finite must be
+    refused.
 
     Parameters
     ----------
@@ -45,7 +49,9 @@ def check_codec(
     Examples
     --------
     >>> from stratarec.embedding.config import CodecConfig
-    >>> check_codec(CodecConfig(kind="bf16"), error=lambda rows: abs(rows) * 2.0**-7 + 2.0**-133, widths=[5])
+    >>> def error(rows):
+    ...     return abs(rows) * 2.0**-7 + 2.0**-133
+    >>> check_codec(CodecConfig(kind="bf16"), error=error, widths=[5])
     """
     assert isinstance(config, CodecConfig), f"config is {config!r}, expected CodecConfig(kind={config!r})"
     for width in widths:
@@ -57,10 +63,14 @@ def check_codec(
             _check_rows(codec, level, records, back)
             if error is not None:
                 wrong = np.abs(back.weights.reshape(rows.shape).astype(np.float64) - rows) > error(rows)
-                assert not wrong.any(), f"{config.kind}: row {np.argwhere(wrong)[0, 0]} exceeds the allowed error"
+                assert not wrong.any(), (
+                    f"{config.kind}: row {np.argwhere(wrong)[0, 0]} exceeds the allowed error"
+                )
             level.weights[width * 3 + 1] = np.nan
             order, empty = np.arange(14, dtype=np.int64), np.zeros_like(records)
-            assert codec.encode(level, order, empty, order, keys, 5) == 3, f"{config.kind}: stores a weight of NaN"
+            assert codec.encode(level, order, empty, order, keys, 5) == 3, (
+                f"{config.kind}: stores a weight of NaN"
+            )
 
 
 def _check_rows(codec: RecordCodec, level: FloatRows, records: Records, back: FloatRows) -> None:
@@ -74,14 +84,20 @@ def _check_rows(codec: RecordCodec, level: FloatRows, records: Records, back: Fl
         record = reference.encode(level.weights[row], *state, int(key), 5, codec.layout, clock)
         assert record == records[i].tobytes(), f"{place}: other bytes than the plain encoder's"
         weights, row_state, full_state = reference.decode(records[i].tobytes(), codec.layout)
-        assert back.weights[row].tobytes() == weights.tobytes(), f"{place}: other weights than the plain decoder's"
+        assert back.weights[row].tobytes() == weights.tobytes(), (
+            f"{place}: other weights than the plain decoder's"
+        )
         assert not len(row_state) or back.row_state[i] == row_state[0], f"{place}: another state of the row"
-        assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes(), f"{place}: other state"
+        assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes(), (
+            f"{place}: other state"
+        )
     assert back.clock.tobytes() == level.clock.tobytes(), f"{codec.config.kind}: other clocks"
     for before, after in ((level.row_state, back.row_state), (level.full_state, back.full_state)):
         error = np.abs(after.astype(np.float64) - before)
         exact = codec.config.state == "fp32"
-        assert ((error == 0) if exact else (error < float_step(before, "bf16"))).all(), f"{codec.config.kind}: state"
+        assert ((error == 0) if exact else (error < float_step(before, "bf16"))).all(), (
+            f"{codec.config.kind}: state"
+        )
 
 
 def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
@@ -89,16 +105,25 @@ def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
     for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (0, 1, 2)):
         chosen: Any = state
         yield RecordCodec(
-            replace(config, state=chosen), width=width, row_state=row_state, full_state=full_state,
+            replace(config, state=chosen),
+            width=width,
+            row_state=row_state,
+            full_state=full_state,
             clock=full_state == 2,
-        )  # fmt: skip
+        )
 
 
 def difficult_rows(width: int, seed: int = 0) -> Floats:
-    """Return rows ``[14, D]``: zeros of both signs, constants, subnormals, large, small and mixed magnitudes."""
+    """Return rows ``[14, D]``: zeros of both signs, constants, subnormals, large, small and mixed
+    magnitudes.
+    """
     noise = np.random.default_rng(seed).standard_normal((14, width))
     rows = (noise * 10.0 ** np.arange(-9, 5)[:, None]).astype(np.float32)
-    rows[0], rows[1], rows[2], rows[3], rows[13] = 0.0, -0.0, 0.3, -1e-9, 1.0
+    rows[0] = 0.0
+    rows[1] = -0.0
+    rows[2] = 0.3
+    rows[3] = -1e-9
+    rows[13] = 1.0
     rows[4, ::2] *= np.float32(1e4)
     rows[5] = np.where(np.arange(width) % 2, 1e-39, -3e-39)
     rows[6, ::3] = 0.0

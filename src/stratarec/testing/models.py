@@ -16,18 +16,21 @@ _FEATURES = 3
 
 
 def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, seed: int = 0) -> None:
-    """Check the logits and gradients of a model on random numbers and the vectors of three features.
+    """Check the logits and gradients of a model on random numbers and the vectors of three
+    features.
 
-    The logits must be ``[B]``, finite and the same in every call, every weight must get a finite gradient, and no
-    sample may change the logit of another one. Vectors that the samples of a segment share must give the logits and
-    gradients of one vector per sample; the rows of a shared feature behind those of the segments are arbitrary.
+    The logits must be ``[B]``, finite and the same in every call, every weight must get a finite
+    gradient, and no sample may change the logit of another one. Vectors that the samples of a
+    segment share must give the logits and gradients of one vector per sample; the rows of a shared
+    feature behind those of the segments are arbitrary.
 
     Parameters
     ----------
     kind : subclass of Score
         Class to check.
     config : VectorsConfig
-        Settings of the model, without dropout and batch normalization, which depend on other samples.
+        Settings of the model, without dropout and batch normalization, which depend on other
+        samples.
     dense : int
         Number of dense features.
     seed : int
@@ -58,7 +61,9 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
     logits = score(numbers, vectors.clone())
     assert logits.shape == (6,), f"logits of 6 samples have the shape {tuple(logits.shape)}, expected (6,)"
     assert logits.isfinite().all(), "a logit is not finite"
-    _assert_close(score(numbers, vectors.clone()), logits, "two calls give other logits, as with dropout in a layer")
+    _assert_close(
+        score(numbers, vectors.clone()), logits, "two calls give other logits, as with dropout in a layer"
+    )
     check_shared_vectors(score, config.vector_width, dense)
     alone = torch.cat([score(numbers[i : i + 1], vectors[i : i + 1].clone()) for i in range(6)])
     _assert_close(alone, logits, "a sample changes the logit of another one")
@@ -70,7 +75,9 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
 
 
 def _check_signature(kind: type[Score], name: str, expected: str) -> None:
-    """Check that a method takes the positional arguments `expected`, of which those with a default may be left out."""
+    """Check that a method takes the positional arguments `expected`, of which those with a default
+    may be left out.
+    """
     signature, names = inspect.signature(getattr(kind, name)), expected.split(", ")
     try:
         signature.bind(*names)

@@ -1,4 +1,6 @@
-"""Build the parts of a run from its recipe and data set: plan, model, sharded tables, and the loader of hot batches."""
+"""Build the parts of a run from its recipe and data set: plan, model, sharded tables, and the
+loader of hot batches.
+"""
 
 from __future__ import annotations
 
@@ -58,37 +60,53 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         train["loss"] = content["train"]["loss"]
     if recipe.hot.separate_batches:  # they change the order of samples
         train["hot"] = content["hot"]
-    return {"model": content["model"], "train": train, "inputs": dataset.inputs(), "dataset": dataset.fingerprint}
+    return {
+        "model": content["model"],
+        "train": train,
+        "inputs": dataset.inputs(),
+        "dataset": dataset.fingerprint,
+    }
 
 
 def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.device = CPU) -> Plan | None:
-    """Plan the placement of a recipe's tables on this machine; None if all tables are simply float32 in DRAM.
+    """Plan the placement of a recipe's tables on this machine; None if all tables are simply
+    float32 in DRAM.
 
-    The budgets of the recipe apply to each rank. Rows are in the memory of `device` if it is a GPU that can train them.
+    The budgets of the recipe apply to each rank. Rows are in the memory of `device` if it is a GPU
+    that can train them.
     """
     if not dataset.table_rows():
         return None
     if recipe.memory.is_identity and not on_gpu(recipe, device):
         if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
-                "hot.budget is set, but every table fits in DRAM: set memory.dram below the size of the tables, or "
-                "hot.budget to null"
+                "hot.budget is set, but every table fits in DRAM: set memory.dram below the size of the "
+                "tables, or hot.budget to null"
             )
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
     memory, tiers = measured_memory(recipe, dataset, device)
     return make_hot_plan(
-        tables, dataset, train.embedding, memory, recipe.hot, batch_size=train.batch_size, ranks=ranks, tiers=tiers
+        tables,
+        dataset,
+        train.embedding,
+        memory,
+        recipe.hot,
+        batch_size=train.batch_size,
+        ranks=ranks,
+        tiers=tiers,
     )
 
 
 def measured_memory(
     recipe: Recipe, dataset: Dataset, device: torch.device, *, again: bool = False
 ) -> tuple[MemoryConfig, Tiers]:
-    """Return the memory section for training on `device`, with `hbm` as a number of bytes, and the measured rates.
+    """Return the memory section for training on `device`, with `hbm` as a number of bytes, and the
+    measured rates.
 
-    If rows are not trained in GPU memory, `hbm` is None. `again` measures even if cached measurements exist.
+    If rows are not trained in GPU memory, `hbm` is None. `again` measures even if cached
+    measurements exist.
     """
     rates = measured_rates(device) if on_gpu(recipe, device) else None
     memory = replace(recipe.memory, hbm=None) if rates is None else rows_memory(recipe, dataset, rates)
@@ -96,14 +114,19 @@ def measured_memory(
 
 
 def new_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None,
+    recipe: Recipe,
+    dataset: Dataset,
+    plan: Plan | None,
+    workspace: str,
+    mesh: Mesh | None = None,
     device: torch.device = CPU,
-) -> CTRModel:  # fmt: skip
+) -> CTRModel:
     """Build the untrained model of a recipe.
 
-    Stores with files create a directory `workspace` in the paths of their memories. With a mesh of several ranks, the
-    tables are sharded, and each rank needs a different `workspace`. The network is moved to `device`. Rows are in GPU
-    memory if `plan` places them there and `device` is a GPU, otherwise in DRAM.
+    Stores with files create a directory `workspace` in the paths of their memories. With a mesh of
+    several ranks, the tables are sharded, and each rank needs a different `workspace`. The network
+    is moved to `device`. Rows are in GPU memory if `plan` places them there and `device` is a GPU,
+    otherwise in DRAM.
 
     Raises
     ------
@@ -129,7 +152,9 @@ def new_model(
                 weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
                 for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
             ],
-            tiers=None if plan is None else tier_config(plan, recipe.memory, workspace, _rows_device(device)),
+            tiers=None
+            if plan is None
+            else tier_config(plan, recipe.memory, workspace, _rows_device(device)),
             collection=collection,
         )
     except torch.OutOfMemoryError as error:
@@ -154,7 +179,10 @@ def _rows_device(device: torch.device) -> str:
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
     planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
-    actual = {name: f"{rows:,} rows of {recipe.model.table_width(name)}" for name, rows in dataset.table_rows().items()}
+    actual = {
+        name: f"{rows:,} rows of {recipe.model.table_width(name)}"
+        for name, rows in dataset.table_rows().items()
+    }
     for table in sorted({*planned, *actual}):
         if planned.get(table) != actual.get(table):
             raise ConfigError(
@@ -165,11 +193,16 @@ def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
 
 @contextmanager
 def temporary_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None, device: torch.device = CPU
+    recipe: Recipe,
+    dataset: Dataset,
+    plan: Plan | None,
+    mesh: Mesh | None = None,
+    device: torch.device = CPU,
 ) -> Iterator[CTRModel]:
     """Build a model as `new_model` does, and close it at the end of the context.
 
-    Its stores have directories that only this process uses, so a run of the same recipe may train at the same time.
+    Its stores have directories that only this process uses, so a run of the same recipe may train
+    at the same time.
     """
     prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
     with ExitStack() as stack:
@@ -188,7 +221,8 @@ def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
 
 
 def hot_loader(dataset: Dataset, config: LoaderConfig, plan: Plan | None, progress: Progress) -> HotLoader:
-    """Build the loader of a run in which hot inputs (samples with only hot rows) have separate batches.
+    """Build the loader of a run in which hot inputs (samples with only hot rows) have separate
+    batches.
 
     Hot inputs are counted first, unless their counts are cached.
 
@@ -203,7 +237,9 @@ def hot_loader(dataset: Dataset, config: LoaderConfig, plan: Plan | None, progre
         If the plan has no hot rows.
     """
     if plan is None or not any(placed.hot_rows for placed in plan.tables):
-        raise ConfigError("hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null")
+        raise ConfigError(
+            "hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null"
+        )
     parts, hot = hot_rows(plan, dataset)
     counted = classify(dataset, parts, hot, "train", progress)
     loader = HotLoader(dataset, "train", config, parts, hot, counted)
@@ -224,7 +260,8 @@ def sharding_plan(
     *,
     by_towers: bool = False,
 ) -> ShardingPlan:
-    """Assign the tables of a recipe to ranks. The sizes of tables are taken from `plan`, if there is one.
+    """Assign the tables of a recipe to ranks. The sizes of tables are taken from `plan`, if there
+    is one.
 
     With `by_towers`, the tables of a tower are assigned to the ranks of one host.
     """
@@ -234,7 +271,9 @@ def sharding_plan(
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
     if ranks % len(towers):
-        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected the same number of ranks on every host")
+        raise ConfigError(
+            f"{ranks} ranks on {len(towers)} hosts, expected the same number of ranks on every host"
+        )
 
     def of_host(host: int) -> ShardingPlan:
         try:
@@ -247,8 +286,10 @@ def sharding_plan(
 
 def table_loads(
     recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
-) -> list[TableLoad]:  # fmt: skip
-    """Return the load of each table: its bytes, and the lookups of one batch of all ranks together."""
+) -> list[TableLoad]:
+    """Return the load of each table: its bytes, and the lookups of one batch of all ranks
+    together.
+    """
     batch = recipe.train.batch_size
     loads = []
     for spec, table in zip(
@@ -260,7 +301,9 @@ def table_loads(
             TableLoad(
                 name=table.name,
                 width=table.embedding_dim,
-                bytes=spec.rows * spec.shape.slot_bytes if plan is None else in_memory(plan[table.name].bytes, "dram"),
+                bytes=spec.rows * spec.shape.slot_bytes
+                if plan is None
+                else in_memory(plan[table.name].bytes, "dram"),
                 lookups=spec.lookups,
                 bags=batch * pooled + spec.lookups * (features - pooled) / features,
                 distinct=spec.popularity.distinct(spec.lookups / ranks),
@@ -295,8 +338,8 @@ def sharded_collection(
     """
     for feature in dataset.schema.weighted:
         raise ConfigError(
-            f"sparse feature {feature.name!r} has weights: per-sample weights are not sent between ranks; leave them "
-            "out, or use one process"
+            f"sparse feature {feature.name!r} has weights: per-sample weights are not sent between ranks; "
+            "leave them out, or use one process"
         )
     by_towers = mesh.between is not None
     places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
@@ -304,12 +347,18 @@ def sharded_collection(
     if plan is not None:
         tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
-        tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
+        tiers = replace(
+            tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()}
+        )
     train = recipe.train
     return ShardedCollection(
-        Sharding(tables, places, mesh.ranks), mesh, optimizer=train.embedding, seed=train.seed, tiers=tiers,
+        Sharding(tables, places, mesh.ranks),
+        mesh,
+        optimizer=train.embedding,
+        seed=train.seed,
+        tiers=tiers,
         config=recipe.distributed,
-    )  # fmt: skip
+    )
 
 
 def _part(tier: TableTier, ranks: int) -> TableTier:
@@ -317,15 +366,16 @@ def _part(tier: TableTier, ranks: int) -> TableTier:
     return replace(tier, cache_rows=-(-tier.cache_rows // ranks), dram_rows=-(-tier.dram_rows // ranks))
 
 
-# Number of samples from which quantiles are computed. The rank of a quantile is then wrong by less than 0.2 %.
+# Number of samples from which quantiles are computed. The rank of a quantile is then wrong by less
+# than 0.2 %.
 _SAMPLES = 100_000
 
 
 def set_quantiles(network: Network, dataset: Dataset) -> None:
     """Set the quantiles of dense features in a new model, if the model divides them into bins.
 
-    The row groups that are read are evenly spaced in the training split, because a log may be sorted by time. Equal
-    data give equal quantiles in every process.
+    The row groups that are read are evenly spaced in the training split, because a log may be
+    sorted by time. Equal data give equal quantiles in every process.
     """
     score, names = network.score, [feature.name for feature in dataset.schema.dense]
     if not isinstance(score, EnsembleScore) or not names:
@@ -347,7 +397,8 @@ def set_quantiles(network: Network, dataset: Dataset) -> None:
 def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
     """Return the edges of the bins of a column, ``[bins + 1]``.
 
-    They are quantiles, or, if there are at most bins + 1 distinct values, these values, with the last one repeated.
+    They are quantiles, or, if there are at most bins + 1 distinct values, these values, with the
+    last one repeated.
     """
     values = np.unique(column)
     if len(values) <= bins + 1:

@@ -1,15 +1,18 @@
-"""Checkpoints of a run. Each is a directory for one step that is complete or absent, with a hash of every file.
+"""Checkpoints of a run. Each is a directory for one step that is complete or absent, with a hash of
+every file.
 
 step-00001000/
-    network.safetensors    weights of the network, or their average
-    optimizer.safetensors  state of the dense optimizer, torch's random state, and the current weights if the model's
+    network.safetensors    weights of the network, or their average optimizer.safetensors  state of
+    the dense optimizer, torch's random state, and the current weights if the model's
                            files contain others (an average, or the best members of an ensemble)
-    tables/                rows of the tables with optimizer state; unchanged files are linked from the last checkpoint
-    state.json             training state, identity of model and data, and the hashes of all files
+    tables/                rows of the tables with optimizer state; unchanged files are linked from
+    the last checkpoint state.json             training state, identity of model and data, and the
+    hashes of all files
 
-A checkpoint is written under a temporary name, synced and renamed. It records the model, optimizers, inputs and data
-set; a run with others cannot resume from it. Each rank writes its groups of tables with the row numbers of the whole
-table, so a checkpoint can be loaded with a different number of ranks, other tiers or other codecs.
+A checkpoint is written under a temporary name, synced and renamed. It records the model,
+optimizers, inputs and data set; a run with others cannot resume from it. Each rank writes its
+groups of tables with the row numbers of the whole table, so a checkpoint can be loaded with a
+different number of ranks, other tiers or other codecs.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ Figures = dict[str, int | float | Bins | None]
 
 
 class MemberScore(Model):
-    """Best version of one member of an ensemble: its step, its validation log loss, and its weight in the mean."""
+    """Best version of one member of an ensemble: its step, its validation log loss, and its weight
+    in the mean.
+    """
 
     step: Count
     log_loss: float
@@ -152,9 +157,13 @@ class TrainingStateModel(Model):
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 raise ValueError(f"an evaluation is of step {step!r}, expected a number of steps")
             labels = entry.get("labels", {})
-            by_label: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
+            by_label: tuple[Mapping[str, object], ...] = (
+                tuple(labels.values()) if isinstance(labels, dict) else ({},)
+            )
             for figures in (entry, *by_label):
-                lost = [name for name in watched() if isinstance(figures.get(name, True), bool | dict | tuple)]
+                lost = [
+                    name for name in watched() if isinstance(figures.get(name, True), bool | dict | tuple)
+                ]
                 if lost:
                     raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
         return value
@@ -183,17 +192,23 @@ class CheckpointState(Model):
         steps += [first for curve in curves for first, *_ in curve]
         latest = max((*steps, state.epoch, state.batch), default=0)
         if latest > step:
-            raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")
+            raise ValueError(
+                f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}"
+            )
         if not max(state.untimed_samples, step) <= state.trained_samples:
-            raise ValueError(f"{state.trained_samples} samples in {step} steps, {state.untimed_samples} untimed")
+            raise ValueError(
+                f"{state.trained_samples} samples in {step} steps, {state.untimed_samples} untimed"
+            )
         return self
 
 
 WEIGHTS = "weights/"
-"""Prefix of the network's current weights in the optimizer's file, if the network's file contains their average."""
+"""Prefix of the network's current weights in the optimizer's file, if the network's file contains
+their average.
+"""
 MEMBERS = "members/"
-"""Prefix of the current weights of network and tables in the optimizer's file, if their own files contain the best
-members."""
+"""Prefix of the current weights of network and tables in the optimizer's file, if their own files
+contain the best members."""
 STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
@@ -210,7 +225,8 @@ def save(
 ) -> Path:
     """Write a checkpoint of step ``state["step"]`` into `folder`, and return its path.
 
-    Every rank of a mesh writes its rows; then the first rank writes the other files and renames the directory.
+    Every rank of a mesh writes its rows; then the first rank writes the other files and renames the
+    directory.
 
     Parameters
     ----------
@@ -219,11 +235,13 @@ def save(
     model : CTRModel
         Model whose network and tables are written.
     optimizer : mapping of str to Tensor
-        Content of the optimizer's file: `optimizer_tensors`, `average_tensors` and `member_tensors`.
+        Content of the optimizer's file: `optimizer_tensors`, `average_tensors` and
+        `member_tensors`.
     state : mapping
         ``step``, ``training`` and ``identity`` of `CheckpointState`.
     previous : Path or None
-        Last checkpoint of this model object. Files whose rows have not changed are linked from it; None to write all.
+        Last checkpoint of this model object. Files whose rows have not changed are linked from it;
+        None to write all.
     mesh : Mesh, optional
         Processes that save together; by default only this one.
     """
@@ -240,7 +258,9 @@ def save(
     with ExitStack() as stack:
         temporary = Path(mesh.first(lambda: str(stack.enter_context(_new_directory(folder, final)))))
         with storage_errors(final):
-            tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
+            tables = model.embeddings.save(
+                temporary / "tables", None if previous is None else previous / "tables"
+            )
         mesh.first(commit)
     return final
 
@@ -270,14 +290,15 @@ class Checkpoint:
     def load_into(self, model: CTRModel) -> str:
         """Load network and tables into `model`.
 
-        Returns a reason if training from here may give other bits than the run that wrote the checkpoint; otherwise an
-        empty string.
+        Returns a reason if training from here may give other bits than the run that wrote the
+        checkpoint; otherwise an empty string.
         """
         self._load_network(model)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
-        """Load network and tables into the `model` of a new run, which continues data or settings of an earlier one.
+        """Load network and tables into the `model` of a new run, which continues data or settings
+        of an earlier one.
 
         Parameters
         ----------
@@ -291,7 +312,9 @@ class Checkpoint:
 
     def _load_network(self, model: CTRModel) -> None:
         if (trees := model.network.trees) is not None:
-            trees.resize(TreeSizes.of({name.removeprefix(_TREES): tensor for name, tensor in self.network.items()}))
+            trees.resize(
+                TreeSizes.of({name.removeprefix(_TREES): tensor for name, tensor in self.network.items()})
+            )
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         if fault := model.network.fault():
@@ -299,9 +322,14 @@ class Checkpoint:
 
 
 def continue_from(
-    path: Path, model: CTRModel, optimizer: torch.optim.Optimizer, average: WeightAverage, rows: RowOptimizerConfig
-) -> None:  # fmt: skip
-    """Continue from the checkpoint in `path`: load weights, rows, optimizer state and average into an untrained model.
+    path: Path,
+    model: CTRModel,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage,
+    rows: RowOptimizerConfig,
+) -> None:
+    """Continue from the checkpoint in `path`: load weights, rows, optimizer state and average into
+    an untrained model.
 
     Unlike a resumed run, training then counts its steps from 0.
 
@@ -337,12 +365,17 @@ def load(path: Path) -> Checkpoint:
     for name in _FILES:
         verify_file(path / name, state["hashes"][name])
     return Checkpoint(
-        path=path, state=state, network=read_tensors(path / _FILES[0]), optimizer=read_tensors(path / _FILES[1])
+        path=path,
+        state=state,
+        network=read_tensors(path / _FILES[0]),
+        optimizer=read_tensors(path / _FILES[1]),
     )
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content of ``state.json`` of the checkpoint in `path`, after checking it with `CheckpointState`."""
+    """Return the content of ``state.json`` of the checkpoint in `path`, after checking it with
+    `CheckpointState`.
+    """
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
     state = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
@@ -352,7 +385,8 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise `CheckpointError` unless `tensors` have the names, shapes and dtypes of `expected`, and are finite.
+    """Raise `CheckpointError` unless `tensors` have the names, shapes and dtypes of `expected`, and
+    are finite.
 
     `path` is their file, for the message.
     """
@@ -402,7 +436,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> None:
-    """Complete or undo replacements of checkpoints in `folder` that were interrupted because the process ended."""
+    """Complete or undo replacements of checkpoints in `folder` that were interrupted because the
+    process ended.
+    """
     for old in folder.glob(".step-*.old"):
         final = folder / old.name[1 : -len(".old")]
         if final.exists():
@@ -440,8 +476,8 @@ def remove(path: Path) -> None:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the state of a dense optimizer and torch's random state as tensors.
 
-    Tensors of the optimizer are named ``<parameter>.<name>``, with the index of the parameter; the other is named
-    ``random``.
+    Tensors of the optimizer are named ``<parameter>.<name>``, with the index of the parameter; the
+    other is named ``random``.
     """
     tensors = {"random": torch.get_rng_state()}
     for place, entries in optimizer.state_dict()["state"].items():
@@ -461,7 +497,8 @@ def average_tensors(average: WeightAverage) -> dict[str, Tensor]:
 def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Tensor]) -> None:
     """Restore the average and the current weights from the checkpoint in `path`.
 
-    The network of that checkpoint must be loaded already; it has the average. `tensors` are from the optimizer's file.
+    The network of that checkpoint must be loaded already; it has the average. `tensors` are from
+    the optimizer's file.
 
     Raises
     ------
@@ -469,7 +506,11 @@ def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Te
         If the weights in `tensors` do not fit the network.
     """
     if average.enabled:
-        weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+        weights = {
+            name.removeprefix(WEIGHTS): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(WEIGHTS)
+        }
         check_tensors(path / OPTIMIZER, weights, average.weights)
         average.restore(weights)
 
@@ -484,29 +525,35 @@ def member_tensors(members: BestMembers | None) -> dict[str, Tensor]:
 
 
 def restore_members(path: Path, members: BestMembers | None, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the best members and the current weights of an ensemble from the checkpoint in `path`.
+    """Restore the best members and the current weights of an ensemble from the checkpoint in
+    `path`.
 
-    The model of that checkpoint must be loaded already; it has the best members. `tensors` are from the optimizer's
-    file.
+    The model of that checkpoint must be loaded already; it has the best members. `tensors` are from
+    the optimizer's file.
 
     Raises
     ------
     CheckpointError
         If the weights in `tensors` do not fit the model.
     """
-    weights = {name.removeprefix(MEMBERS): tensor for name, tensor in tensors.items() if name.startswith(MEMBERS)}
+    weights = {
+        name.removeprefix(MEMBERS): tensor for name, tensor in tensors.items() if name.startswith(MEMBERS)
+    }
     if members is not None and weights:
         check_tensors(path / OPTIMIZER, weights, members.current)
         members.restore(weights)
 
 
 def restore_random(tensors: Mapping[str, Tensor]) -> None:
-    """Restore torch's random state from the tensors of `optimizer_tensors`, which `restore_optimizer` has checked."""
+    """Restore torch's random state from the tensors of `optimizer_tensors`, which
+    `restore_optimizer` has checked.
+    """
     torch.set_rng_state(tensors["random"])
 
 
 def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load `tensors`, the content of the optimizer's file of the checkpoint in `path`, into a dense optimizer.
+    """Load `tensors`, the content of the optimizer's file of the checkpoint in `path`, into a dense
+    optimizer.
 
     The random state is checked but not restored.
 
@@ -531,12 +578,16 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
         _check_random(random)
     except (LookupError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path / OPTIMIZER} is not a state of this optimizer ({reason}); {_ADVICE}") from error
+        raise CheckpointError(
+            f"{path / OPTIMIZER} is not a state of this optimizer ({reason}); {_ADVICE}"
+        ) from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _check_random(state: Tensor) -> None:
-    """Check that the remaining random numbers of a state are inside their table, which torch does not check."""
+    """Check that the remaining random numbers of a state are inside their table, which torch does
+    not check.
+    """
     words = state.cpu().numpy()
     remaining, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
     # With one number left, the first draw fills a new table of 624 numbers.
@@ -545,15 +596,18 @@ def _check_random(state: Tensor) -> None:
 
 
 def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:
-    """Raise `ValueError` unless a state tensor has the shape of its weight, or no dimensions as a step count has."""
+    """Raise `ValueError` unless a state tensor has the shape of its weight, or no dimensions as a
+    step count has.
+    """
     fits = value.shape in (weight.shape, torch.Size([])) and value.dtype == torch.float32
     if not fits or not torch.isfinite(value).all():
         raise ValueError(f"{key} is {_shape(value)} for a weight of {_shape(weight)}, or not finite")
 
 
 SETTLED = "settled"
-"""Note that a run leaves in the rendezvous store when it has written a checkpoint. If torchrun restarts the processes,
-they see the note, resume from that checkpoint, and do not overwrite the run again."""
+"""Note that a run leaves in the rendezvous store when it has written a checkpoint. If torchrun
+restarts the processes, they see the note, resume from that checkpoint, and do not overwrite the run
+again."""
 
 
 @dataclass(kw_only=True)
@@ -576,11 +630,15 @@ class CheckpointManager:
     saved: Callable[[], None]
     """Function that the first rank calls after each checkpoint."""
     tested: str = ""
-    """Name of the checkpoint in an earlier result of this run. It is kept until there is a new result."""
+    """Name of the checkpoint in an earlier result of this run. It is kept until there is a new
+    result.
+    """
     _last: Path | None = None
 
     def save(self, state: TrainingState) -> Path:
-        """Write a checkpoint of step ``state.step``, and remove checkpoints that are no longer needed."""
+        """Write a checkpoint of step ``state.step``, and remove checkpoints that are no longer
+        needed.
+        """
         gather_towers(self.model, self.optimizer, self.mesh)
         with self.average.shown(), self.members.shown() if self.members else nullcontext():
             path = save(
@@ -605,8 +663,8 @@ class CheckpointManager:
     def restore(self, path: Path) -> str:
         """Restore everything except the training state from the checkpoint in `path`.
 
-        Returns a reason if training from here may give other bits than the run that wrote the checkpoint; otherwise an
-        empty string.
+        Returns a reason if training from here may give other bits than the run that wrote the
+        checkpoint; otherwise an empty string.
         """
         loaded = load(path)
         difference = loaded.load_into(self.model)
@@ -619,7 +677,9 @@ class CheckpointManager:
         return difference
 
     def continue_from(self, path: Path, rows: RowOptimizerConfig) -> None:
-        """Continue from the checkpoint `path` of an earlier phase; the function `continue_from` describes `rows`."""
+        """Continue from the checkpoint `path` of an earlier phase; the function `continue_from`
+        describes `rows`.
+        """
         continue_from(path, self.model, self.optimizer, self.average, rows)
         self._last = path
 
@@ -631,8 +691,8 @@ class CheckpointManager:
         step : int
             Step of the checkpoint.
         current : int
-            Step up to which the model has been trained. If it equals `step`, no file is read: averaged weights or best
-            members are put into the model.
+            Step up to which the model has been trained. If it equals `step`, no file is read:
+            averaged weights or best members are put into the model.
         """
         path = step_path(self.folder, step)
         if step == current:
@@ -644,7 +704,9 @@ class CheckpointManager:
         return path
 
     def prune(self, state: TrainingState) -> None:
-        """Remove the checkpoints that neither a run in this `state` nor its result needs, on the first rank only."""
+        """Remove the checkpoints that neither a run in this `state` nor its result needs, on the
+        first rank only.
+        """
         if not self.mesh.is_first:
             return
         needed = {step_path(self.folder, step) for step in state.needed_steps(self.config.early_stopping)}

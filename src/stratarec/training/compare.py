@@ -1,4 +1,6 @@
-"""Compare runs by their steps, training time and metrics, and list the fields in which their recipes differ."""
+"""Compare runs by their steps, training time and metrics, and list the fields in which their
+recipes differ.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class RunSummary:
     result: dict[str, Any] | None
     """Content of ``result.json``; None until the run has ended."""
     notes: tuple[str, ...]
-    """Remarks of the run's plan, such as tables that stayed float32 whatever ``memory.precision`` says."""
+    """Remarks of the run's plan, such as tables that stayed float32 whatever ``memory.precision``
+    says.
+    """
 
     @classmethod
     def read(cls, path: Path, name: str) -> RunSummary:
@@ -61,7 +65,11 @@ class RunSummary:
         best_one = best(evaluations, recipe.train.early_stopping)
         chosen = state["step"] if best_one is None else best_one["step"]
         chosen = chosen if result is None else step_of(result.checkpoint)
-        content = None if result is None else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+        content = (
+            None
+            if result is None
+            else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+        )
         return cls(
             name=name,
             recipe={key: value for key, value in leaves(recipe.to_dict()).items() if key not in _NAMES},
@@ -96,15 +104,23 @@ class RunComparison:
 
     @property
     def other_data(self) -> tuple[bool, ...]:
-        """For each run, whether its data set differs from the first run's, so that metrics cannot be compared."""
+        """For each run, whether its data set differs from the first run's, so that metrics cannot
+        be compared.
+        """
         return tuple(run.dataset != self.runs[0].dataset for run in self.runs)
 
     @property
     def differences(self) -> dict[str, tuple[Any, ...]]:
-        """Field -> value in each run, for fields that differ. The value is None if a run's recipe has no such field."""
+        """Field -> value in each run, for fields that differ. The value is None if a run's recipe
+        has no such field.
+        """
         names = dict.fromkeys(name for run in self.runs for name in run.recipe)
         by_field = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
-        return {name: values for name, values in by_field.items() if len({json.dumps(value) for value in values}) > 1}
+        return {
+            name: values
+            for name, values in by_field.items()
+            if len({json.dumps(value) for value in values}) > 1
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -122,4 +138,7 @@ class RunComparison:
             }
             for run, other in zip(self.runs, self.other_data, strict=True)
         ]
-        return {"runs": runs, "differences": {name: list(values) for name, values in self.differences.items()}}
+        return {
+            "runs": runs,
+            "differences": {name: list(values) for name, values in self.differences.items()},
+        }

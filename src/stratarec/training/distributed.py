@@ -1,8 +1,10 @@
-"""Train one run with several processes. Each has a share of the tables and of every batch, and all decide together.
+"""Train one run with several processes. Each has a share of the tables and of every batch, and all
+decide together.
 
-StrataRec adds gradients itself, in float32 and in the order of ranks, whatever the wire format: gloo's reductions add
-in another order, and DDP's buckets change after a resume. Losses are divided by the number (or weight) of the samples
-of all ranks. A rank takes part in every exchange, even if its share of a batch is empty.
+StrataRec adds gradients itself, in float32 and in the order of ranks, whatever the wire format:
+gloo's reductions add in another order, and DDP's buckets change after a resume. Losses are divided
+by the number (or weight) of the samples of all ranks. A rank takes part in every exchange, even if
+its share of a batch is empty.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ from stratarec.training.torch_setup import peak_rss_bytes
 
 
 class WaitTimer:
-    """Measures how long a rank waits for other ranks. Each step is a ``with`` block on the training thread.
+    """Measures how long a rank waits for other ranks. Each step is a ``with`` block on the training
+    thread.
 
-    A wait is *exposed* if the training thread waits: inside a step for rows, gradients and decisions, or between two
-    steps for the ids of the next batch. A wait is *hidden* if only the thread that exchanges ids waits.
+    A wait is *exposed* if the training thread waits: inside a step for rows, gradients and
+    decisions, or between two steps for the ids of the next batch. A wait is *hidden* if only the
+    thread that exchanges ids waits.
 
     Parameters
     ----------
@@ -50,7 +54,9 @@ class WaitTimer:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self.exposed_seconds = self.step_seconds = 0.0
-        """Seconds of exposed waits, and seconds of all steps including the exposed waits before them."""
+        """Seconds of exposed waits, and seconds of all steps including the exposed waits before
+        them.
+        """
         self._background = 0.0
         self._began = self._ended = time.perf_counter()
         self._start = self._ids = self._of_ids
@@ -66,7 +72,9 @@ class WaitTimer:
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds that the thread which exchanges ids waited for other ranks while the training thread did not."""
+        """Seconds that the thread which exchanges ids waited for other ranks while the training
+        thread did not.
+        """
         return max(self._of_ids - self._start - self._background, 0.0)
 
     def __enter__(self) -> None:
@@ -93,7 +101,8 @@ class RankPipeline(TrainPipeline):
         super().__init__(model, *arguments)
         if model.on_device:
             raise ConfigError(
-                "tables are sharded across ranks, so the network must be on the CPU: set train.device to cpu"
+                "tables are sharded across ranks, so the network must be on the "
+                "CPU: set train.device to cpu"
             )
         self.mesh = mesh
         self.waits = WaitTimer(mesh)
@@ -102,7 +111,11 @@ class RankPipeline(TrainPipeline):
 
     @traced("exchange")
     def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        return self.model.features(request, stopped) if isinstance(self.model, DisaggregatedModel) else request.features
+        return (
+            self.model.features(request, stopped)
+            if isinstance(self.model, DisaggregatedModel)
+            else request.features
+        )
 
     def forward(self, batch: Batch, request: Request, rows: LookedUp[Any]) -> Tensor:
         if not batch.size:
@@ -110,22 +123,30 @@ class RankPipeline(TrainPipeline):
         return super().forward(batch, request, rows)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return, for each label, the weighted sum of the losses of this rank's samples, ``[T]``."""
+        """Return, for each label, the weighted sum of the losses of this rank's samples,
+        ``[T]``.
+        """
         return self.objective.sums(logits, batch)
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
-        """Train one batch as `TrainPipeline.train` does. Loss and sample count are those of all ranks together."""
+        """Train one batch as `TrainPipeline.train` does. Loss and sample count are those of all
+        ranks together.
+        """
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
                 rows, request = self.look_up(batch, request, handle)
                 losses = self.forward(batch, request, rows)
-            figures = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
+            figures = self.mesh.rows.gather_floats(
+                (*losses.tolist(), *self.objective.weights(batch), batch.size)
+            )
             *sums, samples = map(sum, zip(*(figures[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
-            value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
+            value = self.objective.joined(
+                torch.tensor(sums[: len(losses)], dtype=torch.float64), weights
+            ).item()
             if not math.isfinite(value):
                 refuse_loss(value, step)
             with timed(self.seconds, "backward"):
@@ -143,8 +164,8 @@ class RankPipeline(TrainPipeline):
         return self._reduction.norm(self._weights)
 
     def agree(self, observation: Observation) -> Observation:
-        """Return an observation that is equal on all ranks: with rank 0's age of the checkpoint, and a stop if any
-        rank was asked to stop.
+        """Return an observation that is equal on all ranks: with rank 0's age of the checkpoint,
+        and a stop if any rank was asked to stop.
         """
         figures = self.mesh.rows.gather_floats([observation.checkpoint_age_seconds, observation.stop])
         return Observation(checkpoint_age_seconds=figures[0][0], stop=any(stop for _, stop in figures))
@@ -177,13 +198,15 @@ class GradientReducer:
     mesh : Mesh
         The ranks of the run.
     network : Network
-        The network. If the mesh has a host for each tower, a tower's gradients are added only on the ranks of its host.
+        The network. If the mesh has a host for each tower, a tower's gradients are added only on
+        the ranks of its host.
     wire : str
         Number format in which ranks send gradients.
     """
 
     def __init__(self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32") -> None:
-        self._mesh, self._type = mesh, getattr(torch, WIRES[wire].dense)
+        self._mesh = mesh
+        self._type = getattr(torch, WIRES[wire].dense)
         self._mine: set[int] = set()
         self._of_towers: set[int] = set()
         if mesh.between is not None:
@@ -199,10 +222,14 @@ class GradientReducer:
     def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
         if self._mesh.between is None:
             return gradient_norm(weights)
-        common, tower = (gradient_norm(part) for part in (self._common_weights(weights), self._tower_weights(weights)))
+        common, tower = (
+            gradient_norm(part) for part in (self._common_weights(weights), self._tower_weights(weights))
+        )
         # One rank of each host sends the norm of its tower.
         figures = self._mesh.between.rows.gather_floats([tower.item()])
-        total: Tensor = torch.linalg.vector_norm(torch.tensor([common.item(), *(norm for (norm,) in figures)]))
+        total: Tensor = torch.linalg.vector_norm(
+            torch.tensor([common.item(), *(norm for (norm,) in figures)])
+        )
         return total
 
     def _tower_weights(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -1,33 +1,38 @@
-"""Score whole splits, compute metrics, rank within groups, and fit the calibration of probabilities.
+"""Score whole splits, compute metrics, rank within groups, and fit the calibration of
+probabilities.
 
-``train.calibration`` chooses the kind of a map that corrects a model's logits; the map is fitted on the validation
-split. ``auto`` uses a more complex kind only if its log loss on samples to which it was not fitted is lower by more
-than three standard errors of the difference, and isotonic regression only with many samples. The error is that of sums
-by user, because the samples of a user are alike. With few positives or few negatives, a fit is mostly chance, so the
-current map stays. The kinds are
+``train.calibration`` chooses the kind of a map that corrects a model's logits; the map is fitted on
+the validation split. ``auto`` uses a more complex kind only if its log loss on samples to which it
+was not fitted is lower by more than three standard errors of the difference, and isotonic
+regression only with many samples. The error is that of sums by user, because the samples of a user
+are alike. With few positives or few negatives, a fit is mostly chance, so the current map stays.
+The kinds are
 
-*shift*: One number is added to all logits, so that they predict the observed rate of positives on average. It corrects
-class weights, which shift the logits of a well fitted model by the logarithm of the weight. The shift is regularized
-towards 0 with the weight of 100 positives, because the rate in a small split is mostly chance.
+*shift*: One number is added to all logits, so that they predict the observed rate of positives on
+average. It corrects class weights, which shift the logits of a well fitted model by the logarithm
+of the weight. The shift is regularized towards 0 with the weight of 100 positives, because the rate
+in a small split is mostly chance.
 
-*platt*: The logit x becomes a x + b, with a and b from a logistic regression (Platt 1999) on smoothed labels. With P
-positives and N negatives, the labels are
+*platt*: The logit x becomes a x + b, with a and b from a logistic regression (Platt 1999) on
+smoothed labels. With P positives and N negatives, the labels are
 
     t = (P + 1) / (P + 2) for positives, 1 / (N + 2) for negatives
 
-Smoothing keeps the fit finite if the logit separates the classes. It is computed by Newton's method with halved steps
-(Lin, Lin, Weng 2007).
+Smoothing keeps the fit finite if the logit separates the classes. It is computed by Newton's method
+with halved steps (Lin, Lin, Weng 2007).
 
-*isotonic*: Centred isotonic regression (Oron and Flournoy 2017). Isotonic regression joins samples to blocks; each
-block gives one knot with the mean logit of its samples and the logit of their rate. The map is a line between two
-knots. Plain isotonic regression has steps instead, which make scores equal; lines keep the order of samples and so the
-AUC. Beyond the outermost knots, logits are only shifted, because there were no samples.
+*isotonic*: Centred isotonic regression (Oron and Flournoy 2017). Isotonic regression joins samples
+to blocks; each block gives one knot with the mean logit of its samples and the logit of their rate.
+The map is a line between two knots. Plain isotonic regression has steps instead, which make scores
+equal; lines keep the order of samples and so the AUC. Beyond the outermost knots, logits are only
+shifted, because there were no samples.
 
-The map is not part of the training state. It is fitted when the checkpoint to test has been chosen. ``result.json``
-stores it with the name of that checkpoint, and `open_run` adds it to the network. A change of the rate of positives
-after the fit is not corrected: a map that was fitted on one period says nothing about the next day's rate. A model that
-is trained on the samples of validation and test as well (`train.refit`) learns their rate from them, so its map
-corrects only the shape (`fit_again`).
+The map is not part of the training state. It is fitted when the checkpoint to test has been chosen.
+``result.json`` stores it with the name of that checkpoint, and `open_run` adds it to the network. A
+change of the rate of positives after the fit is not corrected: a map that was fitted on one period
+says nothing about the next day's rate. A model that is trained on the samples of validation and
+test as well (`train.refit`) learns their rate from them, so its map corrects only the shape
+(`fit_again`).
 """
 
 from __future__ import annotations
@@ -49,7 +54,14 @@ from stratarec.errors import ConfigError, DatasetError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
-from stratarec.models.metrics import Metrics, Ranked, RankedGroups, estimates, evaluate_labels, mean_and_error
+from stratarec.models.metrics import (
+    Metrics,
+    Ranked,
+    RankedGroups,
+    estimates,
+    evaluate_labels,
+    mean_and_error,
+)
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import CalibrationKind
 
@@ -92,23 +104,30 @@ def logits(
 ) -> Iterator[list[ScoredSamples]]:
     """Score a split, and yield for each batch a list with the scored samples of each rank.
 
-    `check` is called before each batch and may raise to stop. Batches are in the stored order of the data set, and the
-    parts in a batch are in the order of ranks. With several portions (one per rank), this order holds only within each
-    portion, and a rank reads only the portions that it scores.
+    `check` is called before each batch and may raise to stop. Batches are in the stored order of
+    the data set, and the parts in a batch are in the order of ranks. With several portions (one per
+    rank), this order holds only within each portion, and a rank reads only the portions that it
+    scores.
     """
     mesh = mesh or Mesh.alone()
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
-    loader = Loader(dataset, split, LoaderConfig(batch_size=BATCH, shuffle=False, parallel_readers=portions), share)
+    loader = Loader(
+        dataset, split, LoaderConfig(batch_size=BATCH, shuffle=False, parallel_readers=portions), share
+    )
     training = model.training
     model.eval()
     progress.start(f"evaluate {split}", loader.samples, "samples")
     try:
         for batch in loader.epoch(0):
             check()
-            # These torch settings apply to the thread, so they must be restored before the yield returns to the caller.
+            # These torch settings apply to the thread, so they must be restored before the yield
+            # returns to the caller.
             with torch.no_grad(), autocast(precision, model.device):
                 mine = _scored(model, batch)
-            by_rank = [ScoredSamples(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
+            by_rank = [
+                ScoredSamples(*columns)
+                for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)
+            ]
             yield by_rank
             progress.advance(sum(len(part.label) for part in by_rank))
     finally:
@@ -126,19 +145,30 @@ def score_split(
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
 ) -> ScoredSamples:
-    """Score all samples of a split, and return them in the order in which the data set stores them, on every rank."""
+    """Score all samples of a split, and return them in the order in which the data set stores them,
+    on every rank.
+    """
     parts = logits(
-        model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
+        model,
+        dataset,
+        split,
+        precision=precision,
+        progress=progress,
+        check=check,
+        mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
-    )  # fmt: skip
-    # The parts that a rank scores are contiguous in the split, so the order is the same as in one process.
+    )
+    # The parts that a rank scores are contiguous in the split, so the order is the same as in one
+    # process.
     return ScoredSamples.joined(ScoredSamples.joined(of_rank) for of_rank in zip(*parts, strict=True))
 
 
 def evaluate_split(
     model: CTRModel, dataset: Dataset, split: str, **options: Any
 ) -> tuple[dict[str, Metrics], ScoredSamples]:
-    """Return the metrics of each label on a split, and the scored samples. `score_split` describes the `options`."""
+    """Return the metrics of each label on a split, and the scored samples. `score_split` describes
+    the `options`.
+    """
     samples = score_split(model, dataset, split, **options)
     return measured(dataset.schema.label_columns, samples), samples
 
@@ -155,19 +185,21 @@ def measured(names: Sequence[str], samples: ScoredSamples) -> dict[str, Metrics]
 
 
 def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
-    """Return the logits of a batch; `TrainingError` if a logit is NaN, or if the device has too little memory."""
+    """Return the logits of a batch; `TrainingError` if a logit is NaN, or if the device has too
+    little memory.
+    """
     try:
         logits: NDArray[np.float32] = model(batch).cpu().numpy()
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{model.device} has too little memory to score {batch.size:,} samples at a time: leave the network on the "
-            "cpu"
+            f"{model.device} has too little memory to score {batch.size:,} samples at a time: leave the "
+            "network on the cpu"
         ) from error
     # Scores are checked because rows are not: most rows that are loaded are never used.
     if np.isnan(logits).any():
         raise TrainingError(
-            "a score is not a number: rows or weights of the model are not finite, or overflow; run `stratarec check` "
-            "on the run to find them, or use an earlier checkpoint"
+            "a score is not a number: rows or weights of the model are not finite, or overflow; run "
+            "`stratarec check` on the run to find them, or use an earlier checkpoint"
         )
     return logits
 
@@ -185,7 +217,9 @@ def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
     if mesh.ranks == 1:
         return [mine]
     by_rank = mesh.rows.gather(mine.tobytes())
-    return [np.frombuffer(by_rank[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order]
+    return [
+        np.frombuffer(by_rank[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order
+    ]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
@@ -194,7 +228,8 @@ def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
 
 
 def chosen_split(dataset: Dataset, split: str | None) -> str:
-    """Return `split`, or if it is None, the test split, or the validation split if there are no test samples.
+    """Return `split`, or if it is None, the test split, or the validation split if there are no
+    test samples.
 
     Raises `DatasetError` if the chosen split has no samples.
     """
@@ -202,7 +237,8 @@ def chosen_split(dataset: Dataset, split: str | None) -> str:
     if not dataset.samples(chosen):
         others = ", ".join(name for name in dataset.splits if dataset.samples(name))
         change = (
-            f"there are {others}: name one by --split, or a log after the run (`explain` needs --row with a log)"
+            f"there are {others}: name one by --split, or a log after the run "
+            "(`explain` needs --row with a log)"
             if others
             else "nor in another: name a log after the run (`explain` needs --row with a log)"
         )
@@ -230,7 +266,9 @@ def rank_within(
     """
     ranked, grouped = {}, np.ones(len(group), dtype=np.bool_) if grouped is None else grouped
     for place, name in enumerate(labels):
-        label, score = (part if part.ndim == 1 else part[:, place] for part in (samples.label, samples.logit))
+        label, score = (
+            part if part.ndim == 1 else part[:, place] for part in (samples.label, samples.logit)
+        )
         has_label = ~np.isnan(label) & (samples.weight > 0 if len(samples.weight) else True)
         chosen = has_label & grouped
         figures = {}
@@ -238,22 +276,27 @@ def rank_within(
             weight = samples.weight[chosen] if len(samples.weight) else None
             groups = RankedGroups(label[chosen], score[chosen], group[chosen], weight)
             by_cutoff = [groups.figures(places) for places in at]
-            # Metrics at K come first, in the order of `at`: NDCG at every cutoff, then recall at every cutoff.
+            # Metrics at K come first, in the order of `at`: NDCG at every cutoff, then recall at
+            # every cutoff.
             names = (name for names in zip(*by_cutoff, strict=True) for name in names)
             figures = estimates({name: one[name] for name in names for one in by_cutoff if name in one})
         ranked[name] = Ranked(
-            groups=len(np.unique(group[chosen])), ungrouped=int((has_label & ~grouped).sum()), figures=figures
+            groups=len(np.unique(group[chosen])),
+            ungrouped=int((has_label & ~grouped).sum()),
+            figures=figures,
         )
     return ranked
 
 
 def split_groups(dataset: Dataset, split: str, samples: ScoredSamples, by: str) -> NDArray[np.int64]:
-    """Return the number of each sample's user or session, in the order in which the data set stores samples.
+    """Return the number of each sample's user or session, in the order in which the data set stores
+    samples.
 
     Raises
     ------
     ConfigError
-        If `by` is neither ``user`` nor ``session``, or the data set was prepared without such a column.
+        If `by` is neither ``user`` nor ``session``, or the data set was prepared without such a
+        column.
     """
     check_group_column(dataset.schema, by)
     if by == "user" or not dataset.schema.user:
@@ -265,19 +308,26 @@ def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> No
     """Raise `ConfigError` if samples of a prepared data set cannot be grouped by `by`."""
     if by not in ("user", "session"):
         raise ConfigError(
-            f"{option} {by}: samples of a prepared data set have only user and session; name one of these, or raw logs"
+            f"{option} {by}: samples of a prepared data set have only user and session; name "
+            "one of these, or raw logs"
         )
     if not getattr(schema, by):
-        raise ConfigError(f"{option} {by}: the data set was prepared without schema.{by}; name it and prepare again")
+        raise ConfigError(
+            f"{option} {by}: the data set was prepared without schema.{by}; name it and prepare again"
+        )
 
 
 def column_of(schema: Schema, by: str) -> str:
-    """Return the name of a column in raw logs: the user's or session's column, or `by` if it already is a name."""
+    """Return the name of a column in raw logs: the user's or session's column, or `by` if it
+    already is a name.
+    """
     return {"user": schema.user, "session": schema.session}.get(by) or by
 
 
 def value_groups(values: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return, for each row, a number that identifies the value of a column, and whether that value is not null."""
+    """Return, for each row, a number that identifies the value of a column, and whether that value
+    is not null.
+    """
     return values.rank("dense").fill_null(0).to_numpy().astype(np.int64), values.is_not_null().to_numpy()
 
 
@@ -289,14 +339,16 @@ _MOST_STEPS, _LEAST_SLOPE = 100, 1e-3
 _DOUBT = 100.0
 # Isotonic regression groups samples into cells of similar logits, which limits the number of knots.
 _CELLS_PER_LOGIT = 256
-# To compare kinds, samples are divided into this many parts, and each part is scored by a map that was fitted on the
-# others. Isotonic regression is compared only with at least this many samples.
+# To compare kinds, samples are divided into this many parts, and each part is scored by a map that
+# was fitted on the others. Isotonic regression is compared only with at least this many samples.
 _PARTS, _MANY = 5, 10_000
-# Smallest number of samples of each class to which a map is fitted. With a tenth of them, the log loss of a well
-# calibrated model rose from 0.45 to 0.75 in the worst of 200 files. A shift is regularized instead.
+# Smallest number of samples of each class to which a map is fitted. With a tenth of them, the log
+# loss of a well calibrated model rose from 0.45 to 0.75 in the worst of 200 files. A shift is
+# regularized instead.
 LEAST_OF_CLASS = 20
-# Standard errors by which a more complex kind must be better. On 30 public logs, both lines that were better by more
-# than one error on validation samples (2.3 and 2.9) raised the log loss of held-out samples by 1 %.
+# Standard errors by which a more complex kind must be better. On 30 public logs, both lines that
+# were better by more than one error on validation samples (2.3 and 2.9) raised the log loss of
+# held-out samples by 1 %.
 _ERRORS = 3.0
 
 
@@ -312,8 +364,8 @@ def fit(
     kinds : sequence of str
         Kinds of maps to choose from, the simplest one first (`TrainConfig.fitted`).
     current : sequence of LogitMap
-        Map of each label that is used for the kind ``none``, and if there are few samples of one class. By default
-        the identity.
+        Map of each label that is used for the kind ``none``, and if there are few samples of one
+        class. By default the identity.
     """
     parts = _by_label(samples)
     earlier = current or (IDENTITY,) * len(parts)
@@ -324,21 +376,25 @@ def fit(
 def fit_again(kinds: Sequence[CalibrationKind], samples: ScoredSamples) -> tuple[LogitMap, ...]:
     """Fit maps as `fit` does, for a model that is afterwards trained on the same samples.
 
-    A map that ``auto`` chose keeps its shape, but is shifted so that the mean probability of the samples is that of the
-    uncorrected scores: the training corrects the rate, and the map would correct it a second time. Other maps, such as
-    those for class weights, correct a rate that training does not change.
+    A map that ``auto`` chose keeps its shape, but is shifted so that the mean probability of the
+    samples is that of the uncorrected scores: the training corrects the rate, and the map would
+    correct it a second time. Other maps, such as those for class weights, correct a rate that
+    training does not change.
     """
     maps = fit(kinds, samples)
     if kinds[0] != "none":
         return maps
     # Without maps, there is nothing to shift.
     return tuple(
-        _with_mean(curve, part.score, part.scale) for curve, part in zip(maps, _by_label(samples), strict=False)
+        _with_mean(curve, part.score, part.scale)
+        for curve, part in zip(maps, _by_label(samples), strict=False)
     )
 
 
 def _with_mean(curve: LogitMap, score: Doubles, scale: Doubles) -> LogitMap:
-    """Return a map that is shifted so that its mean probability of `score` is that without a map."""
+    """Return a map that is shifted so that its mean probability of `score` is that without a
+    map.
+    """
     if curve == IDENTITY:
         return curve
     mapped = _mapped_by(curve, score)
@@ -388,16 +444,22 @@ def _fit(
     scale: Doubles,
     user: NDArray[np.int64] | None,
 ) -> LogitMap:
-    """Return the map of the best kind. A more complex kind must be better by three standard errors."""
+    """Return the map of the best kind. A more complex kind must be better by three standard
+    errors.
+    """
     positives = int(truth.sum())
     are_many = min(positives, len(truth) - positives) >= LEAST_OF_CLASS
 
     def mapped(kind: CalibrationKind, chosen: slice | NDArray[np.bool_]) -> LogitMap:
         fits = 0 < truth[chosen].sum() < len(truth[chosen]) and (are_many or kind == "shift")
-        return _FITS[kind](truth[chosen], score[chosen], scale[chosen]) if kind != "none" and fits else current
+        return (
+            _FITS[kind](truth[chosen], score[chosen], scale[chosen]) if kind != "none" and fits else current
+        )
 
     def losses(kind: CalibrationKind) -> Doubles:
-        """Return the log loss of each sample, scored by a map that was fitted on the other parts."""
+        """Return the log loss of each sample, scored by a map that was fitted on the other
+        parts.
+        """
         part, output = np.arange(len(truth)) * _PARTS // len(truth), np.empty(len(truth))
         for number in range(_PARTS):
             in_part = part == number
@@ -437,10 +499,13 @@ def _platt(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
     return LogitMap(knots=(0.0,), values=(offset,), slopes=(slope, slope))
 
 
-def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doubt: float = 0.0) -> tuple[float, float]:
+def _newton(
+    score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doubt: float = 0.0
+) -> tuple[float, float]:
     """Return the slope and offset of a line of logits, fitted by Newton's method.
 
-    They minimize the weighted cross-entropy plus `doubt` / 2 times the squared offset. The slope is 1 unless `free`.
+    They minimize the weighted cross-entropy plus `doubt` / 2 times the squared offset. The slope is
+    1 unless `free`.
     """
     line = np.array([1.0, 0.0])
     columns = np.stack([score if free else np.zeros_like(score), np.ones_like(score)])
@@ -453,7 +518,9 @@ def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doub
     for _ in range(_MOST_STEPS):
         probability = 1 / (1 + np.exp(-np.clip(line[0] * score + line[1], -80, 80)))
         slope = columns @ (scale * (probability - target)) + doubt * line * (0, 1)
-        bend = (columns * (scale * probability * (1 - probability))) @ columns.T + np.diag([1e-9, doubt + 1e-9])
+        bend = (columns * (scale * probability * (1 - probability))) @ columns.T + np.diag(
+            [1e-9, doubt + 1e-9]
+        )
         step, length = np.linalg.solve(bend, slope), 1.0
         while length > 1e-9 and not loss(line - length * step) < least:
             length /= 2
@@ -469,7 +536,8 @@ def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
 
     _, cell = np.unique(np.floor(np.clip(score, -80, 80) * _CELLS_PER_LOGIT), return_inverse=True)
     mass, positive, place = (
-        np.bincount(cell, weights=column).astype(np.float64) for column in (scale, scale * truth, scale * score)
+        np.bincount(cell, weights=column).astype(np.float64)
+        for column in (scale, scale * truth, scale * score)
     )
     starts = isotonic_regression(positive / mass, weights=mass).blocks[:-1]
     mass, positive, place = (np.add.reduceat(column, starts) for column in (mass, positive, place))
@@ -483,7 +551,8 @@ def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
 
 
 def _inside(rate: Doubles, mass: Doubles) -> Doubles:
-    """Replace a first rate of 0 and a last rate of 1, which have no finite logit, by rates between 0 and 1.
+    """Replace a first rate of 0 and a last rate of 1, which have no finite logit, by rates between
+    0 and 1.
 
     The new rates are computed as if the block had half a sample of the missing class.
     """

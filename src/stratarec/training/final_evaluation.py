@@ -1,7 +1,7 @@
 """Evaluate the test split once at the end of a run, and write the result and the report.
 
-The tested weights are from the checkpoint that is best on the validation split, or from the last one without such a
-split.
+The tested weights are from the checkpoint that is best on the validation split, or from the last
+one without such a split.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class TrainResult(dict[str, Any]):
             if metric.label and metrics.get(name) is not None
         ]
         rows += [
-            ("samples", f"{metrics['samples']:,} of the {split} split") if metrics else ("test", "no split to test on"),
+            ("samples", f"{metrics['samples']:,} of the {split} split")
+            if metrics
+            else ("test", "no split to test on"),
             ("speed", f"{speed_text(self['samples_per_second'])} over {self['steps']:,} steps"),
             ("tables and state", format_bytes(self["table_bytes"])),
             ("peak memory", format_bytes(self["peak_rss_bytes"])),
@@ -81,7 +83,9 @@ class FinalEvaluation:
     figures: Callable[[], list[dict[str, float]]]
     """Function that returns the `RankFigures` of all ranks."""
     sharing: str
-    """Text of one line about how the run shared its cores with other processes; empty if it did not."""
+    """Text of one line about how the run shared its cores with other processes; empty if it did
+    not.
+    """
 
     def write(self, state: TrainingState, path: Path) -> dict[str, Any]:
         """Test the model, write the result and the report, and return the result.
@@ -98,7 +102,9 @@ class FinalEvaluation:
             "steps": state.step,
             "samples_per_second": state.speed,
             "table_bytes": round(self._sum(self.model.embeddings.engine.nbytes)),
-            "output_bytes": round(self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))),
+            "output_bytes": round(
+                self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))
+            ),
             "memory": self._memory(),
             "parts": self._parts(),
             "caches": self._caches(),
@@ -112,7 +118,9 @@ class FinalEvaluation:
         outcome, maps, scored = self._outcome(path)
         result |= outcome
         split = "test" if "test" in scored else "valid"
-        result["baselines"] = compare_with_baselines(self.dataset, split, scored.get(split), self.recipe.model)
+        result["baselines"] = compare_with_baselines(
+            self.dataset, split, scored.get(split), self.recipe.model
+        )
         importance = self._importance(maps) if self.recipe.train.report else ""
         result["peak_rss_bytes"] = peak_rss_bytes()
         if self.sharing:
@@ -135,18 +143,25 @@ class FinalEvaluation:
         return result
 
     def _gather_reasons(self, state: TrainingState) -> None:
-        """Collect from all ranks the reasons why a repeated run may not give the same bits; add them to `state`."""
+        """Collect from all ranks the reasons why a repeated run may not give the same bits; add
+        them to `state`.
+        """
         reasons, say = {tuple(entry) for entry in state.may_differ}, self.progress.say
         for rank, text in enumerate(self.mesh.rows.gather(json.dumps(state.may_differ).encode())):
             for step, reason in json.loads(text):
                 if (step, reason) not in reasons:
                     state.may_differ.append((step, f"rank {rank}: {reason}"))
-                    say(f"rank {rank}: {reason}: from step {step:,} on another run may differ in its last bits")
+                    say(
+                        f"rank {rank}: {reason}: from step {step:,} on another run "
+                        "may differ in its last bits"
+                    )
 
     def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...], dict[str, ScoredSamples]]:
-        """Return the metrics of the test split, the calibration, and the scored samples of both splits.
+        """Return the metrics of the test split, the calibration, and the scored samples of both
+        splits.
 
-        With a calibration, the metrics also include those of the validation split, and those without the calibration.
+        With a calibration, the metrics also include those of the validation split, and those
+        without the calibration.
         """
         kinds = self.recipe.train.fitted
         samples = {"test": self._evaluated("test", path)} if self.dataset.samples("test") else {}
@@ -158,7 +173,9 @@ class FinalEvaluation:
             return ({"test": plain["test"]} if "test" in plain else {}), (), samples
         again: tuple[LogitMap, ...] = ()
         if self.recipe.train.refit:
-            again = fit_again(kinds, ScoredSamples.joined(samples[name] for name in SPLITS[1:] if name in samples))
+            again = fit_again(
+                kinds, ScoredSamples.joined(samples[name] for name in SPLITS[1:] if name in samples)
+            )
         samples = {split: corrected_by(maps, scored) for split, scored in samples.items()}
         metrics = {split: self._figures(scored) for split, scored in samples.items()}
         curves = {"calibration": maps, "refit_calibration": again}
@@ -166,7 +183,9 @@ class FinalEvaluation:
         return {**metrics, "uncalibrated": plain, **stored}, maps, samples
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
-        """Return the importance of features for the calibrated model, or a text that says why it was not measured."""
+        """Return the importance of features for the calibrated model, or a text that says why it
+        was not measured.
+        """
         split = next((name for name in ("test", "valid") if self.dataset.samples(name)), "")
         if not split:
             return "the data set has neither a test nor a validation split"
@@ -197,7 +216,8 @@ class FinalEvaluation:
             )
         except Stopped as error:
             raise Interrupted(
-                f"stopped in the final test; the trained model is {path}; repeat the command with --resume to test it"
+                f"stopped in the final test; the trained model is {path}; repeat the command "
+                "with --resume to test it"
             ) from error
 
     def _sum(self, number: float) -> float:
@@ -215,7 +235,9 @@ class FinalEvaluation:
         return {name: round(self._sum(by_part.get(name, 0))) for name in PARTS}
 
     def _caches(self) -> list[dict[str, Any]]:
-        """Return the mean distinct and missed rows per batch of each cached table, added over all ranks."""
+        """Return the mean distinct and missed rows per batch of each cached table, added over all
+        ranks.
+        """
         engine = self.model.embeddings.engine
         mine = engine.local if isinstance(engine, ShardedEngine) else engine
         by_table = {table.name: np.zeros(2) for table in engine.configs}

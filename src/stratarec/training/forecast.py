@@ -1,17 +1,20 @@
 """Predict the time of a recipe's training step: on this machine, with a GPU, or on a cluster.
 
-All predictions use `planning.step_model`. This module describes the work of a recipe (`step_work`) and measures the
-rates of this machine (`measure_machine`). For that, the network is trained for some steps on random numbers.
+All predictions use `planning.step_model`. This module describes the work of a recipe (`step_work`)
+and measures the rates of this machine (`measure_machine`). For that, the network is trained for
+some steps on random numbers.
 
-- `forecast_step` predicts a step of one process on the CPU. The network is timed at the recipe's batch size, because
-  the time per sample depends on it, and while the loader reads batches, because the loader slows the network down.
-- `device_steps` predicts a step with the network, or also the rows, on a GPU. Rates are from `stratarec doctor --gpu`
-  or a data sheet. The time to launch the network's kernels is left out, although it dominates for small batches and
-  networks.
-- `predict_exchanges` predicts a step on a cluster with every exchange of rows, and with towers (one per host) at every
-  compression. Overlap, stragglers, caches and the effect of towers on quality are left out. Benchmark `simulator`
-  compares these predictions with measured steps.
-- `count_hosts` returns the smallest number of hosts that can store the tables at a required throughput.
+- `forecast_step` predicts a step of one process on the CPU. The network is timed at the recipe's
+  batch size, because the time per sample depends on it, and while the loader reads batches, because
+  the loader slows the network down.
+- `device_steps` predicts a step with the network, or also the rows, on a GPU. Rates are from
+  `stratarec doctor --gpu` or a data sheet. The time to launch the network's kernels is left out,
+  although it dominates for small batches and networks.
+- `predict_exchanges` predicts a step on a cluster with every exchange of rows, and with towers (one
+  per host) at every compression. Overlap, stragglers, caches and the effect of towers on quality
+  are left out. Benchmark `simulator` compares these predictions with measured steps.
+- `count_hosts` returns the smallest number of hosts that can store the tables at a required
+  throughput.
 """
 
 from __future__ import annotations
@@ -75,14 +78,18 @@ ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
 _ROUNDS, _SECONDS = 5, 1.0
 MEASURED_SHARE = 0.5
-"""Share of this machine's memory that the tables of a rank may take while a step is measured for a prediction."""
+"""Share of this machine's memory that the tables of a rank may take while a step is measured for a
+prediction.
+"""
 
 
-def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = None, ranks: int = 1) -> StepWork:
+def step_work(
+    recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = None, ranks: int = 1
+) -> StepWork:
     """Return the work of a training step on one of `ranks` ranks.
 
-    The number of operations is an estimate: six per weight and sample, and the products of all pairs of features. With
-    towers, the true number of products is smaller.
+    The number of operations is an estimate: six per weight and sample, and the products of all
+    pairs of features. With towers, the true number of products is smaller.
     """
     batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
@@ -91,13 +98,17 @@ def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = No
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
     parameters, features = _weights(network) - modules, len(dataset.schema.sparse)
     return StepWork(
-        batch=max(batch // ranks, 1), features=features, width=model.vector_width,
+        batch=max(batch // ranks, 1),
+        features=features,
+        width=model.vector_width,
         lookups=sum(load.lookups for load in loads) / batch,
         flops=6.0 * parameters + 3.0 * features * features * model.vector_width,
-        parameters=parameters, tower_flops=6.0 * modules, tower_parameters=modules,
+        parameters=parameters,
+        tower_flops=6.0 * modules,
+        tower_parameters=modules,
         flat_rows=rows_sent(loads, ranks) / batch,
         tower_columns=sum(tower.columns for tower in network.all_towers) if towers is not None else 0,  # type: ignore[union-attr]
-    )  # fmt: skip
+    )
 
 
 def bare_network(model: ModelConfig, dataset: Dataset) -> nn.Module:
@@ -106,12 +117,14 @@ def bare_network(model: ModelConfig, dataset: Dataset) -> nn.Module:
     Raises
     ------
     ConfigError
-        If the features of the model's towers are not the features of the data set, or if the compression leaves a
-        tower without an output column.
+        If the features of the model's towers are not the features of the data set, or if the
+        compression leaves a tower without an output column.
     """
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     with torch.device("meta"):
-        return build_network(model, dataset.schema, tuple(name for table in tables for name in table.feature_names))
+        return build_network(
+            model, dataset.schema, tuple(name for table in tables for name in table.feature_names)
+        )
 
 
 def _weights(module: nn.Module) -> int:
@@ -121,29 +134,36 @@ def _weights(module: nn.Module) -> int:
 def measure_machine(recipe: Recipe, dataset: Dataset, cluster: Cluster | None = None) -> Machine:
     """Return the rates of this machine, as a rank of `cluster`.
 
-    The recipe's network is timed now; rates of memories come from a cache, if they were measured before. The network is
-    timed with two batch sizes, of which one is four times the other. This separates the time that grows with the batch
-    from the time that does not.
+    The recipe's network is timed now; rates of memories come from a cache, if they were measured
+    before. The network is timed with two batch sizes, of which one is four times the other. This
+    separates the time that grows with the batch from the time that does not.
     """
     use_torch_threads()
     batch = max(min(recipe.train.batch_size, 2048), 4)
     large, small = (network_seconds(recipe, dataset, size) for size in (batch, batch // 4))
-    # If noise makes the larger batch appear no slower, all of the time is assumed to grow with the batch.
+    # If noise makes the larger batch appear no slower, all of the time is assumed to grow with the
+    # batch.
     growing = 4 / 3 * (large - small) if large > small else large
     network = NetworkRates(
-        flops_per_second=step_work(recipe, dataset).flops * batch / growing, fixed_seconds=max(large - growing, 0.0)
+        flops_per_second=step_work(recipe, dataset).flops * batch / growing,
+        fixed_seconds=max(large - growing, 0.0),
     )
     return Machine(tiers=measure_tiers(recipe.memory), network=network, cluster=cluster or Cluster())
 
 
 def network_seconds(
-    recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None,
+    recipe: Recipe,
+    dataset: Dataset,
+    batch: int,
+    *,
+    batches: Iterator[object] | None = None,
     tuner: ThreadTuner | None = None,
-) -> float:  # fmt: skip
-    """Return the seconds of a step of the network, forward and backward, without the embedding layer.
+) -> float:
+    """Return the seconds of a step of the network, forward and backward, without the embedding
+    layer.
 
-    With `batches`, each step also waits for the next of these batches, and updates the weights. With `tuner`, threads
-    wait as in training.
+    With `batches`, each step also waits for the next of these batches, and updates the weights.
+    With `tuner`, threads wait as in training.
     """
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
@@ -153,7 +173,11 @@ def network_seconds(
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))
         vectors = torch.rand(batch, len(dataset.schema.sparse), model.vector_width)
-    update = None if batches is None or not list(score.parameters()) else build_optimizer(recipe.train.dense, score)
+    update = (
+        None
+        if batches is None or not list(score.parameters())
+        else build_optimizer(recipe.train.dense, score)
+    )
 
     def step() -> None:
         if batches is not None:
@@ -177,13 +201,17 @@ def forecast_step(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepTime:
     loader, threads = Loader(dataset, "train", loader_config(recipe.train)), recipe.train.threads
     samples = min(recipe.train.batch_size, loader.samples)
     # Next to busy processes, threads that spin while they wait took 680 ms for a step of 8 ms.
-    with torch_settings(threads=threads), ThreadTuner(threads, 1) as tuner, closing(_endless(loader)) as batches:
+    with (
+        torch_settings(threads=threads),
+        ThreadTuner(threads, 1) as tuner,
+        closing(_endless(loader)) as batches,
+    ):
         seconds = network_seconds(recipe, dataset, samples, batches=batches, tuner=tuner)
         network = NetworkRates(fixed_seconds=seconds)
         used = torch.get_num_threads()
     machine = Machine(
         tiers=measure_tiers(recipe.memory), network=network, busy_share=used / max(cores(), used)
-    )  # fmt: skip
+    )
     tables = _without_first_reads(plan, dataset, recipe.train.steps(len(loader)))
     return step_time(StepWork(batch=samples), machine, tables=tables, lookahead=plan.lookahead)
 
@@ -198,7 +226,8 @@ def _endless(loader: Loader) -> Generator[Batch, None, None]:
 def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSeconds:
     """Return the mean seconds of table work per step in a run of `steps` steps.
 
-    A row that was never written is not in the log, so fetching it for the first time costs no read of the device.
+    A row that was never written is not in the log, so fetching it for the first time costs no read
+    of the device.
     """
     saved = 0.0
     for placed in plan.tables:
@@ -210,7 +239,8 @@ def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSecon
 
 
 def device_rates(name: str) -> DeviceRates:
-    """Return the rates of a GPU: estimated from a card's data sheet, or measured if `name` is a device of this machine.
+    """Return the rates of a GPU: estimated from a card's data sheet, or measured if `name` is a
+    device of this machine.
 
     Raises
     ------
@@ -222,7 +252,9 @@ def device_rates(name: str) -> DeviceRates:
         return card_rates(name)
     try:
         if name == "cpu":
-            raise ConfigError("--device is cpu, but predictions are compared with the CPU: name a device such as cuda")
+            raise ConfigError(
+                "--device is cpu, but predictions are compared with the CPU: name a device such as cuda"
+            )
         return measured_rates(open_device(name, "--device"))
     except ConfigError as error:
         raise ConfigError(f"{error}; or name {cards}") from None
@@ -230,10 +262,14 @@ def device_rates(name: str) -> DeviceRates:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceForecast:
-    """Predicted steps for each placement of network and rows, and the plan with rows in GPU memory."""
+    """Predicted steps for each placement of network and rows, and the plan with rows in GPU
+    memory.
+    """
 
     steps: list[dict[str, Any]]
-    """For each placement: the memories of network and rows, the seconds of each part of a step, and their sum."""
+    """For each placement: the memories of network and rows, the seconds of each part of a step, and
+    their sum.
+    """
     lines: list[str]
     """Remarks about the prediction, one line each."""
     plan: Plan | None
@@ -243,7 +279,9 @@ class DeviceForecast:
 
 
 def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> DeviceForecast:
-    """Predict a step with network and rows on the CPU, with the network on the GPU, and with both on the GPU."""
+    """Predict a step with network and rows on the CPU, with the network on the GPU, and with both
+    on the GPU.
+    """
     batch, memory = recipe.train.batch_size, replace(recipe.memory, hbm=None)
     recipe_on_host = replace(recipe, memory=memory)
     host = measure_machine(recipe_on_host, dataset)
@@ -256,17 +294,21 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
     vectors, dense = 4 * sum(spec.outputs for spec in specs), 4 * batch * len(dataset.schema.dense)
     ids = 4 * sum(spec.lookups for spec in specs)
     network = rates.network(bf16=recipe.train.precision == "bf16")
-    # The time per step that does not depend on the batch is left out for both devices: for the GPU, the time to launch
-    # kernels is not known.
+    # The time per step that does not depend on the batch is left out for both devices: for the GPU,
+    # the time to launch kernels is not known.
     on_cpu = replace(host, network=replace(host.network, fixed_seconds=0.0))
     times = {
         ("CPU", "host memory"): step_time(work, on_cpu, tables=plan.seconds, lookahead=plan.lookahead),
         ("GPU", "host memory"): step_time(
-            replace(work, up_bytes=vectors + dense, down_bytes=vectors), replace(host, network=network),
-            tables=plan.seconds, lookahead=plan.lookahead,
+            replace(work, up_bytes=vectors + dense, down_bytes=vectors),
+            replace(host, network=network),
+            tables=plan.seconds,
+            lookahead=plan.lookahead,
         ),
-    }  # fmt: skip
-    lines = [f"{'memory.hbm is 0' if rates.trains_rows else 'the card is too old'}: rows stay in host memory"]
+    }
+    lines = [
+        f"{'memory.hbm is 0' if rates.trains_rows else 'the card is too old'}: rows stay in host memory"
+    ]
     if recipe.memory.hbm != 0 and rates.trains_rows:
         memory = rows_memory(recipe, dataset, rates)
         tiers = measure_tiers(memory, rates=rates)
@@ -275,22 +317,28 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
         def with_rows(placed: Plan) -> StepTime:
             machine = Machine(tiers=tiers, network=network, busy_share=0.0)
             return step_time(
-                replace(work, up_bytes=ids + dense), machine, tables=placed.seconds, lookahead=placed.lookahead
-            )  # fmt: skip
+                replace(work, up_bytes=ids + dense),
+                machine,
+                tables=placed.seconds,
+                lookahead=placed.lookahead,
+            )
 
         times["GPU", "GPU memory"] = with_rows(on_gpu)
         lines = [
             on_gpu.summary,
-            f"rows in GPU memory make a step {_times(times['GPU', 'host memory'], times['GPU', 'GPU memory'])} as fast "
-            "as rows in host memory",
+            "rows in GPU memory make a step "
+            f"{_times(times['GPU', 'host memory'], times['GPU', 'GPU memory'])} as "
+            "fast as rows in host memory",
         ]
         if on_gpu.hit_rate == 1:
             lines.append("more GPU memory saves no time: no batch waits for rows")
         else:
             more = make(replace(memory, hbm=2 * (memory.hbm or 0)), recipe.hot, tiers=tiers)
             lines.append(
-                f"twice the GPU memory for rows, {format_bytes(2 * (memory.hbm or 0))}: hit rate {more.hit_rate:.1%} "
-                f"instead of {on_gpu.hit_rate:.1%}, steps {_times(times['GPU', 'GPU memory'], with_rows(more))} as fast"
+                f"twice the GPU memory for rows, {format_bytes(2 * (memory.hbm or 0))}: hit rate "
+                f"{more.hit_rate:.1%} "
+                f"instead of {on_gpu.hit_rate:.1%}, steps "
+                f"{_times(times['GPU', 'GPU memory'], with_rows(more))} as fast"
             )
     steps = [
         {
@@ -300,8 +348,13 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
         }
         for (device, rows), time in times.items()
     ]  # fmt: skip
-    assumed = (f"assumed: {rates.origin}", "assumed: the CPU computes the network in float32, as timed here")
-    return DeviceForecast(steps=steps, lines=[*lines, *assumed], plan=on_gpu, age_seconds=host.tiers.age_seconds)
+    assumed = (
+        f"assumed: {rates.origin}",
+        "assumed: the CPU computes the network in float32, as timed here",
+    )
+    return DeviceForecast(
+        steps=steps, lines=[*lines, *assumed], plan=on_gpu, age_seconds=host.tiers.age_seconds
+    )
 
 
 def _times(slow: StepTime, fast: StepTime) -> str:
@@ -327,11 +380,13 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; times in seconds."""
         return {
-            "exchange": self.exchange.kind, "wire": self.exchange.wire, "towers": self.towers,
+            "exchange": self.exchange.kind,
+            "wire": self.exchange.wire,
+            "towers": self.towers,
             "ratio": self.exchange.compression,
             **{part: getattr(self.step, part) for part in ("compute", "reduction", "inside", "between")},
             "step": self.step.total,
-        }  # fmt: skip
+        }
 
 
 def rank_pipeline(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankPipeline:
@@ -339,10 +394,13 @@ def rank_pipeline(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankPipeline:
     config, model = recipe.train, new_model(recipe, dataset, None, "", mesh)
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
     return RankPipeline(
-        mesh, model, build_optimizer(config.dense, model.network), config,
+        mesh,
+        model,
+        build_optimizer(config.dense, model.network),
+        config,
         Loader(dataset, "train", loader_config(config), share),
         reduction=GradientReducer(mesh, model.network, recipe.distributed.dense_wire),
-    )  # fmt: skip
+    )
 
 
 def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int | None = None) -> float:
@@ -350,8 +408,8 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
 
     By default it is the slowest rank, measured on a machine that no other rank uses.
 
-    The rank trains its share of real batches with its part of the tables here, alone; `EchoChannel` takes the place of
-    its peers.
+    The rank trains its share of real batches with its part of the tables here, alone; `EchoChannel`
+    takes the place of its peers.
 
     Raises
     ------
@@ -365,10 +423,14 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
     rank = sharding.critical if rank is None else rank
     if sharding.bytes[rank] > most:
         raise ConfigError(
-            f"--hosts {cluster.hosts}x{cluster.ranks} gives a rank {format_bytes(sharding.bytes[rank])} of tables, and "
-            f"this machine measures at most {format_bytes(most)}: name more hosts, or use a machine with more memory"
+            f"--hosts {cluster.hosts}x{cluster.ranks} gives a rank {format_bytes(sharding.bytes[rank])} of "
+            "tables, and "
+            f"this machine measures at most {format_bytes(most)}: name more hosts, or use a "
+            "machine with more memory"
         )
-    pipeline = rank_pipeline(recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers))
+    pipeline = rank_pipeline(
+        recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers)
+    )
     with torch.random.fork_rng(devices=[]), closing(pipeline.model.embeddings):
         batches = list(islice(pipeline.loader.batches(0), _ROUNDS))
         items = ((batch, pipeline.request(batch)) for batch in cycle(batches))
@@ -400,35 +462,49 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
     if not by_towers:  # every rank has all towers
         work = replace(work, parameters=work.parameters + work.tower_parameters, tower_parameters=0)
     compression = towers.compression if towers is not None and by_towers else 1.0
-    exchange = ExchangeModel(kind="sptt" if by_towers else "flat", wire=config.wire, compression=compression)
+    exchange = ExchangeModel(
+        kind="sptt" if by_towers else "flat", wire=config.wire, compression=compression
+    )
     tiers = Tiers(dram=DramTier(row_bytes_per_second=inf))  # `seconds` includes the tables
     machine = Machine(tiers=tiers, network=NetworkRates(fixed_seconds=seconds), cluster=cluster)
-    step = step_time(replace(work, flops=0.0, tower_flops=0.0), machine, tables=TableSeconds(), exchange=exchange)
+    step = step_time(
+        replace(work, flops=0.0, tower_flops=0.0), machine, tables=TableSeconds(), exchange=exchange
+    )
     return Prediction(exchange=exchange, towers=cluster.hosts if compression > 1 else 0, step=step)
 
 
-def choose_exchange(recipe: Recipe, dataset: Dataset, cluster: Cluster, measure: Callable[[Recipe], float]) -> Recipe:
-    """Return the recipe with ``flat`` or ``sptt`` in place of ``auto``: the exchange with the shorter predicted step.
+def choose_exchange(
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, measure: Callable[[Recipe], float]
+) -> Recipe:
+    """Return the recipe with ``flat`` or ``sptt`` in place of ``auto``: the exchange with the
+    shorter predicted step.
 
     Parameters
     ----------
     measure : callable
-        Returns the seconds that the slowest rank computes with a recipe, from `rank_seconds`, or infinity if they are
-        not known. If they are not known for both exchanges, both are assumed to compute equally long.
+        Returns the seconds that the slowest rank computes with a recipe, from `rank_seconds`, or
+        infinity if they are not known. If they are not known for both exchanges, both are assumed
+        to compute equally long.
     """
     options = [recipe.with_fields({"distributed.exchange": kind}) for kind in ("flat", "sptt")]
     seconds = [measure(option) for option in options]
     computing = [0.0, 0.0] if inf in seconds else seconds
-    flat, sptt = (predict_step(option, dataset, cluster, time) for option, time in zip(options, computing, strict=True))
+    flat, sptt = (
+        predict_step(option, dataset, cluster, time)
+        for option, time in zip(options, computing, strict=True)
+    )
     return options[sptt.step.total < flat.step.total]
 
 
-def resolve_exchange(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int, mesh: Mesh | None = None) -> Recipe:
-    """Return the recipe with `choose_exchange` applied, if ``distributed.exchange`` is ``auto`` and may be ``sptt``.
+def resolve_exchange(
+    recipe: Recipe, dataset: Dataset, hosts: int, ranks: int, mesh: Mesh | None = None
+) -> Recipe:
+    """Return the recipe with `choose_exchange` applied, if ``distributed.exchange`` is ``auto`` and
+    may be ``sptt``.
 
-    Each rank of `mesh` measures its own part of the tables; without `mesh`, this process measures the part of the
-    slowest rank. This takes some seconds. Latencies are assumed: in the 40 cells of the benchmark `simulator` they
-    changed no choice.
+    Each rank of `mesh` measures its own part of the tables; without `mesh`, this process measures
+    the part of the slowest rank. This takes some seconds. Latencies are assumed: in the 40 cells of
+    the benchmark `simulator` they changed no choice.
     """
     config, mesh = recipe.distributed, mesh or Mesh.alone()
     if not config.by_towers(recipe.towers, hosts) or config.exchange != "auto":
@@ -457,7 +533,8 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> lis
     Raises
     ------
     ConfigError
-        If the batch has fewer samples than there are ranks, or if a rank's part of the tables is too large to measure.
+        If the batch has fewer samples than there are ranks, or if a rank's part of the tables is
+        too large to measure.
     """
     if recipe.train.batch_size < cluster.all_ranks:
         raise ConfigError(
@@ -480,7 +557,8 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> lis
 def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
     """Yield, for every compression, a configuration with one tower per host.
 
-    Features are assigned to towers in rotation, because only the sizes of towers matter for the prediction.
+    Features are assigned to towers in rotation, because only the sizes of towers matter for the
+    prediction.
     """
     items = tied(dataset.schema)
     if hosts < 2 or len(items) < hosts:
@@ -491,18 +569,26 @@ def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
 
 
 def fastest(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
-    """Return the prediction with the shortest step among exchanges that have the same effect on training."""
+    """Return the prediction with the shortest step among exchanges that have the same effect on
+    training.
+    """
     kinds = {
-        "same results": [option for option in predictions if not option.towers and option.exchange.wire == "fp32"],
+        "same results": [
+            option for option in predictions if not option.towers and option.exchange.wire == "fp32"
+        ],
         "rounded rows": [option for option in predictions if not option.towers],
-        "towers, float32 rows": [option for option in predictions if option.towers and option.exchange.wire == "fp32"],
+        "towers, float32 rows": [
+            option for option in predictions if option.towers and option.exchange.wire == "fp32"
+        ],
         "towers, rounded rows": [option for option in predictions if option.towers],
     }
     return {kind: min(some, key=lambda option: option.step.total) for kind, some in kinds.items() if some}
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
-    """Return one line that says whether towers make a step shorter; empty if no towers were predicted."""
+    """Return one line that says whether towers make a step shorter; empty if no towers were
+    predicted.
+    """
     best = fastest(predictions)
     if (towers := best.get("towers, float32 rows")) is None:
         return ""
@@ -517,41 +603,58 @@ def assumptions(recipe: Recipe, dataset: Dataset, cluster: Cluster, *, measured:
     """Return the assumptions behind `predict_exchanges`, one line each."""
     apart, latency = len(tied(dataset.schema)), cluster.between
     batch = max(recipe.train.batch_size // cluster.all_ranks, 1)
-    origin = "measured here" if measured else "not measured: for that, start `plan` by torchrun with 3 ranks or more"
-    none = [f"no towers: {cluster.hosts} hosts need one each, but only {apart} sets of features can be separated"]
+    origin = (
+        "measured here"
+        if measured
+        else "not measured: for that, start `plan` by torchrun with 3 ranks or more"
+    )
+    none = [
+        f"no towers: {cluster.hosts} hosts need one each, but only {apart} sets of "
+        "features can be separated"
+    ]
     return [
         *(none if cluster.hosts > apart else ()),
-        f"{batch:,} samples for each of {cluster.all_ranks} ranks, of train.batch_size {recipe.train.batch_size:,}",
-        "every rank computes as fast as this process, which trained the part of the slowest rank here, without tiers",
+        f"{batch:,} samples for each of {cluster.all_ranks} ranks, of train.batch_size "
+        f"{recipe.train.batch_size:,}",
+        "every rank computes as fast as this process, which trained the part of the slowest "
+        "rank here, without tiers",
         f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s per rank inside a host; "
         f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s per host between hosts",
-        f"{latency.alpha * 1e6:.3g} us per collective, {latency.alpha_peer * 1e6:.3g} us per peer ({origin})",
+        f"{latency.alpha * 1e6:.3g} us per collective, "
+        f"{latency.alpha_peer * 1e6:.3g} us per peer ({origin})",
         "even traffic; ids are exchanged during the step before",
         "what towers cost in quality is not predicted: train both",
     ]
 
 
-def cluster_of(hosts: int, ranks: int, *, between: float, inside: float | None, latency: Collective) -> Cluster:
+def cluster_of(
+    hosts: int, ranks: int, *, between: float, inside: float | None, latency: Collective
+) -> Cluster:
     """Return a cluster.
 
     Parameters
     ----------
     between, inside : float
-        Bytes per second from a host to the other hosts, and from a rank to the other ranks of its host. By default,
-        `inside` is computed from the bandwidth of DRAM: the ranks of a host exchange through shared memory, where all
-        bytes are written, copied and read.
+        Bytes per second from a host to the other hosts, and from a rank to the other ranks of its
+        host. By default, `inside` is computed from the bandwidth of DRAM: the ranks of a host
+        exchange through shared memory, where all bytes are written, copied and read.
     """
     inside = inside or measure_tiers(MemoryConfig()).dram.sequential_bytes_per_second / (4 * ranks)
     return Cluster(
-        hosts=hosts, ranks=ranks, inside=latency, between=latency, inside_bytes_per_second=inside,
+        hosts=hosts,
+        ranks=ranks,
+        inside=latency,
+        between=latency,
+        inside_bytes_per_second=inside,
         between_bytes_per_second=between,
-    )  # fmt: skip
+    )
 
 
 def count_hosts(
     recipe: Recipe, dataset: Dataset, *, between: float, latency: Collective, rate: float
-) -> list[HostCount]:  # fmt: skip
-    """Return the smallest number of hosts with only DRAM, and with all memories of the recipe if it has others.
+) -> list[HostCount]:
+    """Return the smallest number of hosts with only DRAM, and with all memories of the recipe if it
+    has others.
 
     Each host runs one process.
     """
@@ -559,7 +662,8 @@ def count_hosts(
     machine = measure_machine(recipe, dataset, cluster)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=recipe.train.batch_size)
-    # With more hosts, the batch of each host is smaller and repeats fewer rows, so one row per feature is sent.
+    # With more hosts, the batch of each host is smaller and repeats fewer rows, so one row per
+    # feature is sent.
     work = replace(step_work(recipe, dataset), flat_rows=0.0)
     everything = replace(recipe.memory, hbm=None)
     memories = dict.fromkeys((replace(everything, block=None, mapped=None), everything))

@@ -1,4 +1,6 @@
-"""Train one phase of a run from its current state to its end: steps, evaluations, checkpoints and stops."""
+"""Train one phase of a run from its current state to its end: steps, evaluations, checkpoints and
+stops.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Loop:
     writers : CurveWriters or None
         Writers of the curves; None if no curves are written.
     callback : callable
-        Called after each evaluation with all evaluations of the run. If it raises an exception, the run ends.
+        Called after each evaluation with all evaluations of the run. If it raises an exception, the
+        run ends.
     trees : TreeFit
         Trees of an ensemble that are being fitted. Evaluations and checkpoints wait for them.
     hooks : sequence of Hook
@@ -100,11 +103,13 @@ class Loop:
         self._save()
 
     def _train_epoch(self, items: Iterator[Item], first: int) -> None:
-        """Train the rest of an epoch, whose first step has number `first`: stage batches ahead, train each of them,
-        and evaluate, save or stop when the cadence says so.
+        """Train the rest of an epoch, whose first step has number `first`: stage batches ahead,
+        train each of them, and evaluate, save or stop when the cadence says so.
         """
         state, cadence, began = self._state, self._cadence, time.perf_counter()
-        with self._pipeline.stage_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
+        with self._pipeline.stage_ahead(
+            items, lambda place: cadence.is_barrier(first + place + 1)
+        ) as ahead:
             for (batch, request), handle in ahead:
                 waited = time.perf_counter() - began
                 self._train_step(batch, request, handle)
@@ -135,10 +140,13 @@ class Loop:
             self._losses.count(self._pipeline.train(state.step, batch, request, handle))
         state.batch += 1
         if state.batch == len(self._run.loader):
-            state.epoch, state.batch = state.epoch + 1, 0
+            state.epoch = state.epoch + 1
+            state.batch = 0
 
     def _count_seconds(self, seconds: float, waited: float) -> None:
-        """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
+        """Add the time of a step. The first step of a session is not timed, because it may compile
+        kernels.
+        """
         state, timed_seconds = self._state, self._pipeline.seconds
         if self._is_warm:
             state.train_seconds += seconds
@@ -176,7 +184,9 @@ class Loop:
             self._save()
 
     def _set_rates(self) -> None:
-        """Set the learning rates to the run's factor times that of `train.plateau` after the evaluations so far."""
+        """Set the learning rates to the run's factor times that of `train.plateau` after the
+        evaluations so far.
+        """
         factor = self._run.rate_factor * rate_factor(self._state.regular, self._run.config.plateau)
         if factor != self._pipeline.rate_factor:
             self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")

@@ -1,4 +1,6 @@
-"""Write the scores of a split or of raw logs to a file, each with the row of the log to which the score belongs."""
+"""Write the scores of a split or of raw logs to a file, each with the row of the log to which the
+score belongs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from stratarec.training.run.open_run import TrainedModel
 @contextmanager
 def _gzip_csv_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[pa_csv.CSVWriter]:
     # Without a name and a time, so that equal scores are equal files.
-    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as stream, pa_csv.CSVWriter(stream, schema) as writer:
+    with (
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as stream,
+        pa_csv.CSVWriter(stream, schema) as writer,
+    ):
         yield writer
 
 
@@ -47,33 +52,43 @@ STANDARD_OUTPUT = Path("-")
 
 
 def check_scores_file(output: Path) -> None:
-    """Raise `StorageError` unless scores can be written to `output`: a file of a known format, or standard output."""
+    """Raise `StorageError` unless scores can be written to `output`: a file of a known format, or
+    standard output.
+    """
     if output != STANDARD_OUTPUT:
         check_output(output, *WRITERS)
 
 
 class Top(NamedTuple):
-    """Request to write only the `most` rows with the best scores (of the first label) in each group."""
+    """Request to write only the `most` rows with the best scores (of the first label) in each
+    group.
+    """
 
     most: int
     by: str
-    """Key by which rows are grouped: ``user`` or ``session``; for raw logs, the name of a column."""
+    """Key by which rows are grouped: ``user`` or ``session``; for raw logs, the name of a
+    column.
+    """
 
 
-def predict(trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None) -> int:
-    """Write a file with the label and score (a probability) of each sample of a split, and its place in the log.
+def predict(
+    trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None
+) -> int:
+    """Write a file with the label and score (a probability) of each sample of a split, and its
+    place in the log.
 
     The suffix of `output` determines the format. The columns are:
 
     - ``file``, if samples are rows of files
-    - ``row``, counted from 1: the line of a text file (a header is line 1), the row of a Parquet file, or the place in
-      the order of any other source
-    - ``label`` and ``score``; with several labels, ``label_<name>`` (null if the label is not known) and
-      ``score_<name>``
+    - ``row``, counted from 1: the line of a text file (a header is line 1), the row of a Parquet
+      file, or the place in the order of any other source
+    - ``label`` and ``score``; with several labels, ``label_<name>`` (null if the label is not
+      known) and ``score_<name>``
 
-    Without the rows of the log (``data.keep_rows: false``), there are only labels and scores. Rows are in the order in
-    which the data set stores them (by shard and user), not in the order of the log. With `top`, rows are sorted within
-    groups and have a ``rank``. Only the first rank of a mesh writes.
+    Without the rows of the log (``data.keep_rows: false``), there are only labels and scores. Rows
+    are in the order in which the data set stores them (by shard and user), not in the order of the
+    log. With `top`, rows are sorted within groups and have a ``rank``. Only the first rank of a
+    mesh writes.
 
     Returns
     -------
@@ -83,14 +98,16 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     check_scores_file(output)
     keys = _Keys(trained.dataset, split)
     outputs = PredictionColumns(trained.dataset.schema.label_columns)
-    schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
+    schema = pa.schema(
+        [*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))]
+    )
     best, sessions = None, np.zeros(0, dtype=np.int64)
     if top is not None:
         check_group_column(trained.dataset.schema, top.by, "--by")
         if not keys.fields:
             raise ConfigError(
-                "--top needs rows of the log, and the data set was prepared with data.keep_rows: false; prepare it "
-                "with the rows, or name raw logs"
+                "--top needs rows of the log, and the data set was prepared with data.keep_rows: false; "
+                "prepare it with the rows, or name raw logs"
             )
         best = TopRows(top.most)
         if top.by == "session" and trained.dataset.schema.user:
@@ -122,12 +139,14 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     return _write(output, tables(), schema if top is None else schema.append(pa.field(RANK, pa.int64())))
 
 
-def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False) -> int:
+def predict_logs(
+    logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False
+) -> int:
     """Write a file with the score of each row of raw logs, in the order of the rows.
 
-    The suffix of `output` determines the format. The columns are ``file`` and ``row``, the columns that `logs` passes
-    through, ``label`` if the logs have labels, and ``score``, as in `predict`. `logs` must pass through the column by
-    which `top` groups.
+    The suffix of `output` determines the format. The columns are ``file`` and ``row``, the columns
+    that `logs` passes through, ``label`` if the logs have labels, and ``score``, as in `predict`.
+    `logs` must pass through the column by which `top` groups.
 
     Parameters
     ----------
@@ -167,14 +186,20 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
     try:
         return _write(output, map(_quoted, tables()) if safe else tables())
     except pa.ArrowException as error:
-        raise StorageError(f"cannot write {output}: {' '.join(str(error).split())}; keep other columns") from error
+        raise StorageError(
+            f"cannot write {output}: {' '.join(str(error).split())}; keep other columns"
+        ) from error
 
 
 def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = None) -> int:
-    """Write tables with `schema` (by default, the schema of the first table), and return the number of rows."""
+    """Write tables with `schema` (by default, the schema of the first table), and return the number
+    of rows.
+    """
     rows = 0
     name = output.name.lower()
-    writer_of = next((writer for ending, writer in WRITERS.items() if name.endswith(ending)), WRITERS[".csv"])
+    writer_of = next(
+        (writer for ending, writer in WRITERS.items() if name.endswith(ending)), WRITERS[".csv"]
+    )
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
@@ -208,17 +233,23 @@ class PredictionColumns:
         several = len(names) > 1
         self.labels, self.scores = (
             [f"{what}_{name}" if several else what for name in names] for what in ("label", "score")
-        )  # fmt: skip
+        )
 
     def label(self, label: NDArray[np.float32]) -> dict[str, pa.Array]:
         """Return the label columns, by name, from labels ``[N]`` or ``[N, T]``."""
         columns = label.reshape(-1, len(self.labels)).T
-        return {name: pa.array(column, from_pandas=True) for name, column in zip(self.labels, columns, strict=True)}
+        return {
+            name: pa.array(column, from_pandas=True)
+            for name, column in zip(self.labels, columns, strict=True)
+        }
 
     def score(self, logits: NDArray[np.float32]) -> dict[str, pa.Array]:
         """Return the score columns (probabilities), by name, from logits ``[N]`` or ``[N, T]``."""
         columns = probabilities(logits).reshape(-1, len(self.scores)).T
-        return {name: pa.array(np.ascontiguousarray(column)) for name, column in zip(self.scores, columns, strict=True)}
+        return {
+            name: pa.array(np.ascontiguousarray(column))
+            for name, column in zip(self.scores, columns, strict=True)
+        }
 
 
 def _table(part: ScoredRows, outputs: PredictionColumns) -> pa.Table:
@@ -240,11 +271,15 @@ def _quoted(table: pa.Table) -> pa.Table:
             text = pl.col(name).cast(pl.String)
             runs = text.str.contains(_RUN_BY_SPREADSHEETS) & ~text.str.contains(_NEGATIVE)
             frame = frame.with_columns(pl.when(runs).then(pl.lit("'") + text).otherwise(text).alias(name))
-    return frame.rename({name: f"'{name}" for name in frame.columns if name[:1] in tuple("=+@\t\r\n-")}).to_arrow()
+    return frame.rename(
+        {name: f"'{name}" for name in frame.columns if name[:1] in tuple("=+@\t\r\n-")}
+    ).to_arrow()
 
 
 class _Keys:
-    """Columns with the file and row of the samples of a split, taken in the order of the samples."""
+    """Columns with the file and row of the samples of a split, taken in the order of the
+    samples.
+    """
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         rows = dataset.about.rows
@@ -271,12 +306,14 @@ class _Keys:
 
 
 RANK = "rank"
-# Number of rows that are buffered before those that are not among the best of their group are removed.
+# Number of rows that are buffered before those that are not among the best of their group are
+# removed.
 _BUFFERED = 1 << 18
 
 
 class TopRows:
-    """Collects the `most` rows with the best scores in each group, in memory for about twice as many rows.
+    """Collects the `most` rows with the best scores in each group, in memory for about twice as
+    many rows.
 
     Among rows with equal scores, the first ones are kept.
 
@@ -287,8 +324,11 @@ class TopRows:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._buffered, self._kept = most, 0, 0
-        # The columns of a row are packed into one struct, so that their names cannot equal names that are used here.
+        self._most = most
+        self._buffered = 0
+        self._kept = 0
+        # The columns of a row are packed into one struct, so that their names cannot equal names
+        # that are used here.
         self._parts: list[pl.DataFrame] = []
         self.seen = 0
         """Number of rows added."""
@@ -296,7 +336,8 @@ class TopRows:
         """Number of added rows that have no group. They are left out of the result."""
 
     def add(self, rows: pa.Table, group: pl.Series, score: NDArray[np.float32]) -> None:
-        """Add rows, with the group of each row (null if it has none) and its score ``[N]`` or ``[N, T]``.
+        """Add rows, with the group of each row (null if it has none) and its score ``[N]`` or ``[N,
+        T]``.
 
         Rows are ordered by the first score.
         """
@@ -318,7 +359,9 @@ class TopRows:
             self._drop_others()
 
     def _drop_others(self) -> None:
-        rows = pl.concat(self._parts, how="vertical_relaxed").with_columns(pl.col("first").min().over("group"))
+        rows = pl.concat(self._parts, how="vertical_relaxed").with_columns(
+            pl.col("first").min().over("group")
+        )
         ordered = rows.sort("score", "place", descending=[True, False])
         # `group_by().head()` would move the column of the group to the front.
         self._parts = [ordered.filter(pl.int_range(pl.len()).over("group") < self._most)]
@@ -327,7 +370,8 @@ class TopRows:
     def result(self) -> pa.Table:
         """Return the best rows, with a column `RANK` that counts from 1 in each group.
 
-        Groups are in the order in which their first rows were added. In a group, the best row is first.
+        Groups are in the order in which their first rows were added. In a group, the best row is
+        first.
         """
         self._drop_others()
         ranked = self._parts[0].with_columns(pl.int_range(1, pl.len() + 1).over("group").alias("rank"))

@@ -1,9 +1,10 @@
 """Read raw logs with the source settings of a run, and score or evaluate their rows.
 
-A history is read from its column if the file has one. Otherwise it is computed from the last values of the user's
-earlier positive rows, which are kept in memory. These rows come from the logs of ``--history`` or from the events that
-the run stores, and from the log itself if it has labels. Without any of them, users start with empty histories. A
-source is refused if its samples are not rows of a log (clicks, synthetic).
+A history is read from its column if the file has one. Otherwise it is computed from the last values
+of the user's earlier positive rows, which are kept in memory. These rows come from the logs of
+``--history`` or from the events that the run stores, and from the log itself if it has labels.
+Without any of them, users start with empty histories. A source is refused if its samples are not
+rows of a log (clicks, synthetic).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from stratarec.training.continual.period_checks import KINDS
 from stratarec.training.evaluate import ScoredSamples, measured, rank_within, score, value_groups
 from stratarec.training.run.open_run import TrainedModel
 
-# The hidden layers of an ensemble of 8 members for 8,192 rows do not fit the caches, and took twice as long per row.
+# The hidden layers of an ensemble of 8 members for 8,192 rows do not fit the caches, and took twice
+# as long per row.
 _BATCH = 2048
 # Maximum number of files that a message lists.
 _NAMED = 5
@@ -64,7 +66,9 @@ class ScoredRows:
 
     @property
     def samples(self) -> ScoredSamples:
-        """Rows as samples for metrics. Each row without a user counts as a separate user. The log must have labels."""
+        """Rows as samples for metrics. Each row without a user counts as a separate user. The log
+        must have labels.
+        """
         assert self.label is not None
         user = np.empty(0, dtype=np.int64)
         if self.user is not None:
@@ -93,7 +97,8 @@ class RawLogs:
     labelled : bool
         Whether the logs must have labels and, if the schema names a weight, weights.
     events : DataFrame, optional
-        Events of users before the log, used if `earlier` is empty; by default the events that the run stores.
+        Events of users before the log, used if `earlier` is empty; by default the events that the
+        run stores.
     novelty : callable, optional
         Called with each frame of rows. The result is stored in `ScoredRows.novelty`.
 
@@ -114,8 +119,10 @@ class RawLogs:
         events: pl.DataFrame | None = None,
         novelty: Callable[[pl.DataFrame], NDArray[np.int8]] | None = None,
     ) -> None:
-        self._trained, self._config = trained, trained.recipe.data
-        # Values have the types of the data set, because files of another format may have other types.
+        self._trained = trained
+        self._config = trained.recipe.data
+        # Values have the types of the data set, because files of another format may have other
+        # types.
         self._schema = typed_schema(trained.dataset)
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
@@ -124,7 +131,8 @@ class RawLogs:
         if labelled:
             check_present(names, [*filter(None, (*self.labels, self._schema.weight))], path)
         check_present(names, keep, path)
-        self._earlier, self._novelty = tuple(earlier), novelty
+        self._earlier = tuple(earlier)
+        self._novelty = novelty
         self._carried = None if earlier else trained.events if events is None else events
         # Weights are needed only for metrics.
         self._weight = self._schema.weight if labelled else ""
@@ -134,7 +142,9 @@ class RawLogs:
         self.keep = tuple(dict.fromkeys(keep))
         columns = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
         self._optional_label = not labelled
-        view = View(schema=schema, label=self.labelled, pass_through=columns, optional_label=self._optional_label)
+        view = View(
+            schema=schema, label=self.labelled, pass_through=columns, optional_label=self._optional_label
+        )
         self._source = self._open(files, view)
         self.total_bytes = self._source.total_bytes
 
@@ -150,29 +160,36 @@ class RawLogs:
         return [path for path, digest in hash_logs(files).items() if digest in logs]
 
     def _open(self, files: Sequence[str], view: View) -> RowsSource:
-        return open_view(self._config.source, self._config.on_bad_row, files, replace(view, optional_user=True))
+        return open_view(
+            self._config.source, self._config.on_bad_row, files, replace(view, optional_user=True)
+        )
 
     def _given_histories(self, names: Sequence[str], path: str) -> bool:
-        """Return whether the log has a column for each history; `DataError` if it has columns for only some."""
+        """Return whether the log has a column for each history; `DataError` if it has columns for
+        only some.
+        """
         histories = [feature.name for feature in self._schema.histories]
         present = [name for name in histories if name in names]
         if present and len(present) < len(histories):
             missing = next(name for name in histories if name not in names)
             raise DataError(
-                f"{path}: a column for the history {present[0]!r} but none for {missing!r}; give both or none"
+                f"{path}: a column for the history {present[0]!r} but none for "
+                f"{missing!r}; give both or none"
             )
         return bool(present)
 
     @property
     def _empty(self) -> list[str]:
-        """Names of the histories that are empty for all rows, because there are neither columns nor events for them."""
+        """Names of the histories that are empty for all rows, because there are neither columns nor
+        events for them.
+        """
         return [] if self._given or self._made else [feature.name for feature in self._schema.histories]
 
     def _read_schema(self) -> Schema:
         """Return the schema with which the log is read.
 
-        Users, and times from which no feature is computed, are read only if histories are computed from events. History
-        columns are read as lists.
+        Users, and times from which no feature is computed, are read only if histories are computed
+        from events. History columns are read as lists.
         """
         schema = replace(self._schema, session="", weight=self._weight)
         if self._made:
@@ -189,8 +206,8 @@ class RawLogs:
         events = self._events() if self._made else None
         if self._empty:
             progress.say(
-                f"users start with empty histories in {', '.join(self._empty)}: name earlier logs by --history, "
-                "such as the log that the model was trained on"
+                f"users start with empty histories in {', '.join(self._empty)}: name earlier logs by "
+                "--history, such as the log that the model was trained on"
             )
         encoder = make_encoder(self._trained.dataset)
         progress.start("score", self.total_bytes, "B")
@@ -201,7 +218,9 @@ class RawLogs:
                 progress.advance(chunk.bytes_done - before)
                 before = chunk.bytes_done
                 if chunk.bad_rows:
-                    progress.say(f"left out {chunk.bad_rows:,} bad rows, such as {'; '.join(chunk.bad_examples[:1])}")
+                    progress.say(
+                        f"left out {chunk.bad_rows:,} bad rows, such as {'; '.join(chunk.bad_examples[:1])}"
+                    )
         finally:
             progress.finish()
 
@@ -210,8 +229,8 @@ class RawLogs:
             yield from source.chunks(workspace)
 
     def _events(self) -> Events:
-        """Return the events for histories: stored ones or those of the earlier logs, and those of the log itself if it
-        has labels.
+        """Return the events for histories: stored ones or those of the earlier logs, and those of
+        the log itself if it has labels.
         """
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
@@ -255,10 +274,14 @@ class RawLogs:
             if len(place):
                 frame = chunk.frame[int(place[0]) : int(place[0]) + 1]
                 dense, sparse = self._features(frame, path, make_encoder(self._trained.dataset), events)
-                unknown = np.full((1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32)
+                unknown = np.full(
+                    (1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32
+                )
                 label = self._label(frame) if self.labelled else unknown
                 return Batch(label=torch.from_numpy(label), dense=dense, sparse=sparse)
-        raise DataError(f"{path}: row {row} is not a sample; rows are counted from 1, in text files as lines")
+        raise DataError(
+            f"{path}: row {row} is not a sample; rows are counted from 1, in text files as lines"
+        )
 
     def _features(
         self, frame: pl.DataFrame, path: str, encoder: FeatureEncoder, events: Events | None
@@ -295,7 +318,9 @@ class RawLogs:
 
 
 def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-    """Return logits ``[N]``, or ``[N, T]`` with several labels, of features that were encoded by `make_encoder`."""
+    """Return logits ``[N]``, or ``[N, T]`` with several labels, of features that were encoded by
+    `make_encoder`.
+    """
     model, parts, labels = trained.model.eval(), [], len(trained.dataset.schema.label_columns)
     with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
         for first in range(0, len(dense), _BATCH):
@@ -306,34 +331,46 @@ def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -
 
 
 def typed_schema(dataset: Dataset) -> Schema:
-    """Return the schema of a data set, in which each sparse feature has the type of its stored values."""
+    """Return the schema of a data set, in which each sparse feature has the type of its stored
+    values.
+    """
     types: dict[str, ValueType] = {"Int64": "integer", "String": "text", "UInt64": "auto"}
     infos = dataset.vocabularies
     return replace(
-        dataset.schema, sparse=tuple(replace(f, type=types[infos[f.vocabulary].type]) for f in dataset.schema.sparse)
+        dataset.schema,
+        sparse=tuple(replace(f, type=types[infos[f.vocabulary].type]) for f in dataset.schema.sparse),
     )
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
-    """Return an encoder that encodes raw columns with the vocabularies and moments of a data set."""
+    """Return an encoder that encodes raw columns with the vocabularies and moments of a data
+    set.
+    """
     moments = {name: stored.moments for name, stored in dataset.about.moments.items()}
     vocabularies = {name: dataset.vocabulary(name) for name in dataset.vocabularies}
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 
-def open_view(config: SourceConfig, on_bad_row: OnBadRow | None, files: Sequence[str], view: View) -> RowsSource:
-    """Open other logs with the source settings of a recipe; `DataError` if its samples are not rows of a log."""
+def open_view(
+    config: SourceConfig, on_bad_row: OnBadRow | None, files: Sequence[str], view: View
+) -> RowsSource:
+    """Open other logs with the source settings of a recipe; `DataError` if its samples are not rows
+    of a log.
+    """
     if isinstance(config, RowsConfig):
         return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)
     raise DataError(
-        f"samples of data.source.kind {config.kind} are not rows of a log: prepare {files[0]} as a separate data set "
-        "with the run's vocabulary and name that, or export the model and use stratarec.Scorer"
+        f"samples of data.source.kind {config.kind} are not rows of a log: prepare {files[0]} as a "
+        "separate data set with the run's vocabulary and name that, or export the model "
+        "and use stratarec.Scorer"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogMetrics:
-    """Result of `evaluate_logs`. Each inner dictionary has the metrics of each label, by its name."""
+    """Result of `evaluate_logs`. Each inner dictionary has the metrics of each label, by its
+    name.
+    """
 
     overall: dict[str, Metrics]
     slices: dict[str, list[tuple[str, dict[str, Metrics]]]]
@@ -341,16 +378,23 @@ class LogMetrics:
     ranked: dict[str, dict[str, Ranked]]
     """Column -> ranking metrics, for which rows with the same value of the column are ranked."""
     users: tuple[int, int] | None
-    """Number of users, and of those whose value is new; None without users or without a `novelty` of one feature."""
+    """Number of users, and of those whose value is new; None without users or without a `novelty`
+    of one feature.
+    """
 
 
 def evaluate_logs(
-    logs: RawLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
+    logs: RawLogs,
+    progress: Progress,
+    by: Sequence[str] = (),
+    rank_by: Sequence[str] = (),
+    at: Sequence[int] = (),
 ) -> LogMetrics:
-    """Compute the metrics of all rows, the metrics for each value of columns `by`, and ranking metrics within each
-    value of columns `rank_by`.
+    """Compute the metrics of all rows, the metrics for each value of columns `by`, and ranking
+    metrics within each value of columns `rank_by`.
 
-    `logs` must pass these columns through. They are kept in memory for all rows, as are labels and logits.
+    `logs` must pass these columns through. They are kept in memory for all rows, as are labels and
+    logits.
     """
     parts = list(logs.scored(progress))
     samples = ScoredSamples.joined(part.samples for part in parts)
@@ -371,7 +415,11 @@ def evaluate_logs(
 
 
 def _count_users(parts: Sequence[ScoredRows]) -> tuple[int, int] | None:
-    novelty = [(part.user, part.novelty[:, 0]) for part in parts if part.user is not None and part.novelty is not None]
+    novelty = [
+        (part.user, part.novelty[:, 0])
+        for part in parts
+        if part.user is not None and part.novelty is not None
+    ]
     if not novelty:
         return None
     user, kind = (np.concatenate(column) for column in zip(*novelty, strict=True))

@@ -1,8 +1,10 @@
-"""Set up torch: settings of the process, the optimizer of the network, and the device of the network.
+"""Set up torch: settings of the process, the optimizer of the network, and the device of the
+network.
 
-A device other than the CPU is used only if `stratarec doctor --gpu` has verified it on this machine. The result is
-stored in ``$XDG_CACHE_HOME/stratarec/gpu.json``, with the machine, GPU, driver, torch version and a hash of StrataRec's
-code. If any of these changes, the device must be verified again.
+A device other than the CPU is used only if `stratarec doctor --gpu` has verified it on this
+machine. The result is stored in ``$XDG_CACHE_HOME/stratarec/gpu.json``, with the machine, GPU,
+driver, torch version and a hash of StrataRec's code. If any of these changes, the device must be
+verified again.
 """
 
 from __future__ import annotations
@@ -42,20 +44,22 @@ from stratarec.recipe.train_section import DenseOptimizerConfig
 def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
     """Use deterministic algorithms, a number of threads and a random seed inside the context.
 
-    With 0 `threads`, their number does not change. All settings are restored afterwards, except that malloc keeps free
-    memory (`keep_free_memory`). They apply to the whole process, so two runs that train in one process at the same time
-    need the same settings.
+    With 0 `threads`, their number does not change. All settings are restored afterwards, except
+    that malloc keeps free memory (`keep_free_memory`). They apply to the whole process, so two runs
+    that train in one process at the same time need the same settings.
     """
     keep_free_memory()
     options: Any = torch.utils.deterministic
     before, fills = torch.get_num_threads(), options.fill_uninitialized_memory
-    # `torch.use_deterministic_algorithms` would also import torch's compiler, to pass the setting to it.
+    # `torch.use_deterministic_algorithms` would also import torch's compiler, to pass the setting
+    # to it.
     strictness = torch.get_deterministic_debug_mode()
     try:
         if threads:
             torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("error")
-        # torch need not fill every new tensor, because this package never reads memory that it has not written.
+        # torch need not fill every new tensor, because this package never reads memory that it has
+        # not written.
         options.fill_uninitialized_memory = False
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -67,15 +71,17 @@ def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-# These methods of `torch.optim.Optimizer` are decorated for `torch.compile`, and the decorator imports the compiler at
-# the first call: a second of CPU time and 60 MiB in every process, although nothing is compiled here. The undecorated
-# functions give the same bits.
+# These methods of `torch.optim.Optimizer` are decorated for `torch.compile`, and the decorator
+# imports the compiler at the first call: a second of CPU time and 60 MiB in every process, although
+# nothing is compiled here. The undecorated functions give the same bits.
 _MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 @cache
 def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
-    """Return the optimizer class `kind`, such as `torch.optim.Adam`, without decorators for `torch.compile`."""
+    """Return the optimizer class `kind`, such as `torch.optim.Adam`, without decorators for
+    `torch.compile`.
+    """
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in _MARKED}
     # Unwrapping also removes the decorator that disables gradients.
     methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
@@ -88,7 +94,9 @@ def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimiz
     make: Any = uncompiled(kind.load())
     fused = kind.fused == "everywhere" or (kind.fused == "cpu" and weights[0].device.type == "cpu")
     options = {"fused": True} if fused else {}
-    optimizer: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, **options)
+    optimizer: Optimizer = make(
+        weights, lr=config.learning_rate, weight_decay=config.weight_decay, **options
+    )
     return optimizer
 
 
@@ -122,28 +130,30 @@ def device_of(name: str, ranks: int = 1, field: str = "train.device") -> torch.d
     Raises
     ------
     ConfigError
-        If the machine does not have the device, if it was not verified on this machine, or if it is not the CPU and
-        there are several ranks.
+        If the machine does not have the device, if it was not verified on this machine, or if it is
+        not the CPU and there are several ranks.
     """
     if name == "cpu":
         return CPU
     if ranks > 1:
         raise ConfigError(
-            f"{field} is {name}, but with {ranks} ranks networks must be on the CPU: start one process, or set {field} "
-            "to cpu"
+            f"{field} is {name}, but with {ranks} ranks networks must be on the CPU: start one process, or "
+            f"set {field} to cpu"
         )
     device = open_device(name, field)
     if verified(device) is None:
         raise ConfigError(
             f"{field} is {name}, but {about(device)['device']} was not verified on this machine with torch "
-            f"{torch.__version__} and this version of StrataRec: run `stratarec doctor --gpu {name}` once, or set "
-            f"{field} to cpu"
+            f"{torch.__version__} and this version of StrataRec: run `stratarec doctor --gpu {name}` once, "
+            f"or set {field} to cpu"
         )
     return device
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """Return the host, device, driver and versions for which a verification of the device is valid."""
+    """Return the host, device, driver and versions for which a verification of the device is
+    valid.
+    """
     named: Any = getattr(torch.get_device_module(device), "get_device_name", None)
     driver = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -158,7 +168,8 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def largest_fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfig, precision: str) -> int:
-    """Return a batch size with which a step fits in the memory of the device, or 0 if there is none.
+    """Return a batch size with which a step fits in the memory of the device, or 0 if there is
+    none.
 
     It is found by halving the configured batch size until a step fits.
     """
@@ -186,7 +197,9 @@ def record_file() -> Path:
 
 
 def verified(device: torch.device) -> dict[str, float] | None:
-    """Return the figures that were measured when a device was verified; None without a valid verification."""
+    """Return the figures that were measured when a device was verified; None without a valid
+    verification.
+    """
     mine = about(device)
     return next((entry["figures"] for entry in _entries() if entry["about"] == mine), None)
 
@@ -200,12 +213,17 @@ def measured_rates(device: torch.device) -> DeviceRates:
         If the device was not measured on this machine.
     """
     figures = verified(device)
-    if figures is None or figures.keys() != {field.name for field in fields(DeviceRates) if field.type == "float"}:
+    if figures is None or figures.keys() != {
+        field.name for field in fields(DeviceRates) if field.type == "float"
+    }:
         raise ConfigError(f"{device} was not measured here: run `stratarec doctor --gpu {device}`")
     name = about(device)["device"]
     return DeviceRates(
-        **figures, origin=f"{name}, as `stratarec doctor --gpu` measured it here", trains_rows=True, device=str(device)
-    )  # fmt: skip
+        **figures,
+        origin=f"{name}, as `stratarec doctor --gpu` measured it here",
+        trains_rows=True,
+        device=str(device),
+    )
 
 
 def record(device: torch.device, figures: Mapping[str, float]) -> None:
@@ -220,5 +238,9 @@ def _entries() -> list[dict[str, Any]]:
     with contextlib.suppress(DatasetError):
         entries = read_json(record_file())
         if isinstance(entries, list):
-            return [entry for entry in entries if isinstance(entry, dict) and {"about", "figures"} <= entry.keys()]
+            return [
+                entry
+                for entry in entries
+                if isinstance(entry, dict) and {"about", "figures"} <= entry.keys()
+            ]
     return []

@@ -1,9 +1,10 @@
 """Partition the features of a recipe into towers by their interactions.
 
-Interactions are measured by an online probe (`planning.interaction`) in at most one pass over the training split. Every
-sample is measured before the probe learns from it, so no sample is set aside. Measurements begin again each time the
-number of samples has doubled, because the first ones are of a probe that has learned little. The probe ends early if
-the interactions of two halves of the samples agree.
+Interactions are measured by an online probe (`planning.interaction`) in at most one pass over the
+training split. Every sample is measured before the probe learns from it, so no sample is set aside.
+Measurements begin again each time the number of samples has doubled, because the first ones are of
+a probe that has learned little. The probe ends early if the interactions of two halves of the
+samples agree.
 """
 
 from __future__ import annotations
@@ -35,19 +36,26 @@ class TowerRequest:
 
     towers: int
     steps: int | None = None
-    """Largest number of batches for the probe. None means one pass over the training split, or fewer batches if there
-    are so many samples and pairs of features that a pass would take minutes."""
+    """Largest number of batches for the probe. None means one pass over the training split, or
+    fewer batches if there are so many samples and pairs of features that a pass would take
+    minutes."""
     balance: float = 1.5
-    """Allowed ratio between a tower's number of features and the mean, as in `TowerBounds.ratio`."""
+    """Allowed ratio between a tower's number of features and the mean, as in
+    `TowerBounds.ratio`.
+    """
     ranks: int = 1
-    """Number of processes that share the tables. The budgets of the recipe apply to each process."""
+    """Number of processes that share the tables. The budgets of the recipe apply to each
+    process.
+    """
 
     def __post_init__(self) -> None:
         if self.steps is not None and not 1 <= self.steps <= 1_000_000:
             raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
 
     def on(self, recipe: Recipe, dataset: Dataset) -> TowerRequest:
-        """Return a copy in which `steps` is set for this recipe, at most the batches of one pass."""
+        """Return a copy in which `steps` is set for this recipe, at most the batches of one
+        pass.
+        """
         batch, features = recipe.train.batch_size, len(dataset.schema.sparse)
         terms = batch * max(features * (features - 1) // 2, 1)
         steps = self.steps or max(_MOST_TERMS // terms, 1)
@@ -56,8 +64,9 @@ class TowerRequest:
 
 def make_towers(
     recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress | None = None
-) -> TowerPlan:  # fmt: skip
-    """Partition the features of a recipe into towers. Equal recipes, data and requests give equal towers.
+) -> TowerPlan:
+    """Partition the features of a recipe into towers. Equal recipes, data and requests give equal
+    towers.
 
     Raises
     ------
@@ -72,16 +81,23 @@ def make_towers(
     assert request.steps is not None
     features = [name for item in items for name in item.features]
     halves, samples = _measure(recipe, dataset, features, request.steps, progress)
-    return partition(items, halves, bounds, batch_size=recipe.train.batch_size, samples=samples, seed=recipe.train.seed)
+    return partition(
+        items, halves, bounds, batch_size=recipe.train.batch_size, samples=samples, seed=recipe.train.seed
+    )
 
 
 def _measure(
     recipe: Recipe, dataset: Dataset, features: list[str], steps: int, progress: Progress
 ) -> tuple[tuple[Matrix, Matrix], int]:
-    """Return the interactions of `features` in two halves of the measured samples, and the number of these samples."""
+    """Return the interactions of `features` in two halves of the measured samples, and the number
+    of these samples.
+    """
     train, probe = recipe.train, InteractionProbe(features, len(dataset.schema.dense))
     config = LoaderConfig(
-        batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, expand=True
+        batch_size=train.batch_size,
+        seed=train.seed,
+        shuffle_row_groups=train.shuffle_row_groups,
+        expand=True,
     )
     checks = {max(int(part * steps), 1) for part in _CHECKS}
     batches = Loader(dataset, "train", config).batches(0)
@@ -101,10 +117,14 @@ def _measure(
 
 
 def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
-    """Return the items to partition. Features that cannot be in different towers form one item (`tied_items`)."""
+    """Return the items to partition. Features that cannot be in different towers form one item
+    (`tied_items`).
+    """
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
-    return tied_items(dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size))
+    return tied_items(
+        dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size)
+    )
 
 
 def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:

@@ -1,16 +1,18 @@
-"""Train a model: resolve the recipe, claim the run's directory, build all parts, train, test once, and save the result.
+"""Train a model: resolve the recipe, claim the run's directory, build all parts, train, test once,
+and save the result.
 
-A run is determined by its recipe and data. If it is resumed from any checkpoint, it ends with the same bits as without
-the interruption.
+A run is determined by its recipe and data. If it is resumed from any checkpoint, it ends with the
+same bits as without the interruption.
 
-The model is evaluated every `eval_every` steps or at the end of each epoch, and always at the end of the run. If this
-last evaluation takes place only because the run ends, it is marked as closing. When the run is later resumed with more
-steps, the closing evaluation is removed, so the run continues as if it had been longer from the start. The checkpoint
-of the earlier result is kept until the longer run has a result. Resuming a finished run with another length is refused
-if it needs no more steps.
+The model is evaluated every `eval_every` steps or at the end of each epoch, and always at the end
+of the run. If this last evaluation takes place only because the run ends, it is marked as closing.
+When the run is later resumed with more steps, the closing evaluation is removed, so the run
+continues as if it had been longer from the start. The checkpoint of the earlier result is kept
+until the longer run has a result. Resuming a finished run with another length is refused if it
+needs no more steps.
 
-SIGINT and SIGTERM end training, an evaluation or the final test at the next batch, with a checkpoint. If an evaluation
-was interrupted, it is done when the run is resumed.
+SIGINT and SIGTERM end training, an evaluation or the final test at the next batch, with a
+checkpoint. If an evaluation was interrupted, it is done when the run is resumed.
 """
 
 from __future__ import annotations
@@ -74,24 +76,26 @@ class Trainer:
     dataset : Dataset
         Prepared data set, opened and checked.
     progress : Progress
-        Receives steps, evaluations and checkpoints. By default, a notebook shows them, and nothing is shown elsewhere.
+        Receives steps, evaluations and checkpoints. By default, a notebook shows them, and nothing
+        is shown elsewhere.
     plan : Plan
-        Placement of the tables. By default, the plan with which the run was started, or a new plan for the recipe's
-        memory section.
+        Placement of the tables. By default, the plan with which the run was started, or a new plan
+        for the recipe's memory section.
     mesh : Mesh
-        Processes that train together; by default only this one. Each process has a trainer with the same recipe and
-        data.
+        Processes that train together; by default only this one. Each process has a trainer with the
+        same recipe and data.
     named : mapping
-        Fields that the user set. All other fields get defaults that depend on the data. Without `named`, no field of
-        the recipe is changed.
+        Fields that the user set. All other fields get defaults that depend on the data. Without
+        `named`, no field of the recipe is changed.
     earlier : Recipe
-        Recipe of the run that this run resumes or from whose weights it starts. Some defaults are taken from it.
+        Recipe of the run that this run resumes or from whose weights it starts. Some defaults are
+        taken from it.
 
     Raises
     ------
     ConfigError
-        If the data set was prepared with other settings than the recipe's, or does not have what the recipe needs, for
-        example a validation split.
+        If the data set was prepared with other settings than the recipe's, or does not have what
+        the recipe needs, for example a validation split.
 
     Examples
     --------
@@ -131,7 +135,9 @@ class Trainer:
         self.state = TrainingState()
         """State of the run. If the run resumes, it is that of the checkpoint."""
         self.parts: Run
-        """All parts of the run, from the beginning of `train` until they are released for a refit."""
+        """All parts of the run, from the beginning of `train` until they are released for a
+        refit.
+        """
         self.hooks: list[Hook] = []
         """Functions whose contexts surround every step."""
 
@@ -149,7 +155,7 @@ class Trainer:
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
-    ) -> TrainResult:  # fmt: skip
+    ) -> TrainResult:
         """Train to the end, test once, and write the result and the report.
 
         Parameters
@@ -157,10 +163,11 @@ class Trainer:
         resume : bool
             Whether to continue from the run's last checkpoint.
         overwrite : bool
-            Whether to replace an earlier run in the same directory. It is removed when this run has a checkpoint.
+            Whether to replace an earlier run in the same directory. It is removed when this run has
+            a checkpoint.
         earlier : path
-            Directory of a run from whose weights this run starts (`open_warm_start`), unless this run has a checkpoint
-            from which it resumes.
+            Directory of a run from whose weights this run starts (`open_warm_start`), unless this
+            run has a checkpoint from which it resumes.
 
         Returns
         -------
@@ -170,12 +177,12 @@ class Trainer:
         Raises
         ------
         CheckpointError
-            If the run has checkpoints, and neither `resume` nor `overwrite` is set; if the checkpoint to start from
-            does not fit the recipe or the data; or if a finished run is resumed with another length that needs no more
-            steps.
+            If the run has checkpoints, and neither `resume` nor `overwrite` is set; if the
+            checkpoint to start from does not fit the recipe or the data; or if a finished run is
+            resumed with another length that needs no more steps.
         StorageError
-            If the directory of the run cannot be written, contains something other than a run, or another process
-            trains in it.
+            If the directory of the run cannot be written, contains something other than a run, or
+            another process trains in it.
         TrainingError
             If the loss is not finite.
         Interrupted
@@ -189,7 +196,12 @@ class Trainer:
         """
         with self._opened(resume=resume, overwrite=overwrite, earlier=earlier) as (last, trees):
             result = read_result(self.run)
-            if last is not None and self.state.finished and result is not None and result.steps == self.state.step:
+            if (
+                last is not None
+                and self.state.finished
+                and result is not None
+                and result.steps == self.state.step
+            ):
                 content = result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
                 if "refit" in content or not self.recipe.train.refit:
                     self._session.progress.say(f"{self.run} is already complete; its result:")
@@ -204,14 +216,25 @@ class Trainer:
             return TrainResult(content)
 
     def _refit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Train the tested model on the other samples, and add the served checkpoint to the result."""
+        """Train the tested model on the other samples, and add the served checkpoint to the
+        result.
+        """
         plan, epoch_steps = self.parts.plan, len(self.parts.loader)
         self._close()
         del self.parts  # the second phase can use their memory
-        tested, calibrated = self._directory.checkpoints / result["checkpoint"], bool(result.get("refit_calibration"))
+        tested, calibrated = (
+            self._directory.checkpoints / result["checkpoint"],
+            bool(result.get("refit_calibration")),
+        )
         served = refit(
-            self._resolved, self._session, self.run, tested, plan, epoch_steps=epoch_steps, is_calibrated=calibrated
-        )  # fmt: skip
+            self._resolved,
+            self._session,
+            self.run,
+            tested,
+            plan,
+            epoch_steps=epoch_steps,
+            is_calibrated=calibrated,
+        )
         result = {**result, "refit": served}
         self._mesh.first(lambda: write_result(self.run, result))
         return result
@@ -222,15 +245,17 @@ class Trainer:
         Parameters
         ----------
         callback : callable
-            Called with all evaluations of the run, first before training (with those of the checkpoint, if the run
-            resumes) and then after each evaluation. If it raises an exception, the run ends.
+            Called with all evaluations of the run, first before training (with those of the
+            checkpoint, if the run resumes) and then after each evaluation. If it raises an
+            exception, the run ends.
         resume : bool
             Whether to continue from the run's last checkpoint.
 
         Returns
         -------
         TrainingState
-            State at the end of the run. The checkpoints at the end and of the best evaluation are kept.
+            State at the end of the run. The checkpoints at the end and of the best evaluation are
+            kept.
 
         Raises
         ------
@@ -260,7 +285,8 @@ class Trainer:
     ) -> Iterator[tuple[Path | None, TreeFit | None]]:
         """Claim the run's directory, build all parts, and begin a new run.
 
-        Yields the checkpoint to restore (None for a new run), and the trees of an ensemble that are being fitted.
+        Yields the checkpoint to restore (None for a new run), and the trees of an ensemble that are
+        being fitted.
         """
         if self._used:
             raise TrainingError("this trainer has trained already; make a new Trainer for each run")
@@ -269,13 +295,16 @@ class Trainer:
         with ExitStack() as stack:
             if mesh.ranks == 1 and self._resolved.device.type == "cpu":
                 tables = build_tables(self.recipe.model, dataset.schema, dataset.table_rows())
-                # It forks: before kernels start threads, and before this process has locks, which a child would share.
+                # It forks: before kernels start threads, and before this process has locks, which a
+                # child would share.
                 compiled = compile_kernels({table.embedding_dim for table in tables}, config.embedding)
                 stack.callback(compiled)
                 self._session = replace(self._session, wait_for_kernels=compiled)
             stack.enter_context(dataset.locked())
             warm_start = None
-            if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
+            if earlier is not None and not (
+                resume and checkpoint.list_checkpoints(self._directory.checkpoints)
+            ):
                 # The earlier run is checked before any file of this run is written.
                 start = open_warm_start(earlier, self.run, identity(self.recipe, dataset), dataset, mesh)
                 warm_start = stack.enter_context(start)
@@ -292,11 +321,15 @@ class Trainer:
                 resume_state(self.run, last, self.recipe, self.state, self.parts.cadence.total_steps)
             stack.enter_context(torch_settings(threads=self._session.threads.threads, seed=config.seed))
             if resume and last is None:
-                self._session.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
+                self._session.progress.say(
+                    f"{self.run} has no checkpoint to resume from; starting from the beginning"
+                )
             yield last, self._begin(stack, warm_start) if last is None else None
 
     def _begin(self, stack: ExitStack, warm_start: WarmStart | None) -> TreeFit | None:
-        """Prepare the first step of a run: compute quantiles, then load the weights of `warm_start` or fit trees."""
+        """Prepare the first step of a run: compute quantiles, then load the weights of `warm_start`
+        or fit trees.
+        """
         parts = self.parts
         set_quantiles(parts.model.network, parts.dataset)
         if warm_start is not None:
@@ -313,7 +346,9 @@ class Trainer:
             self.parts.close()
 
     def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
-        """Open the mirror of the run on the first rank, and copy missing files of a resumed run. None without one."""
+        """Open the mirror of the run on the first rank, and copy missing files of a resumed run.
+        None without one.
+        """
         mirrors: list[RunMirror] = []
 
         def claim() -> None:
@@ -328,20 +363,35 @@ class Trainer:
         self._directory.settle()
         self._copy_to_mirror()
 
-    def _train(self, trees: TreeFit | None, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
-        """Train to the end, unless the run is finished already; then call `then` and return its result."""
-        config, mesh, session, parts = self.recipe.train, self._mesh, self._session, self.parts
+    def _train(
+        self, trees: TreeFit | None, callback: EvaluationCallback | None, then: Callable[[], T]
+    ) -> T:
+        """Train to the end, unless the run is finished already; then call `then` and return its
+        result.
+        """
+        config = self.recipe.train
+        mesh = self._mesh
+        session = self._session
+        parts = self.parts
         finished = self.state.finished
         mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not finished:
             mesh.first(lambda: write_recipe(self.run, self.recipe))
             mesh.first(lambda: write_plan(self.run, self.recipe, parts.plan))
             more = remarks(config, parts.plan, parts.dataset, parts.cadence.total_steps, mesh.ranks)
-            for line in filter(None, (*self._resolved.remarks, *more, describe(parts.model, parts.members))):
+            for line in filter(
+                None, (*self._resolved.remarks, *more, describe(parts.model, parts.members))
+            ):
                 session.progress.say(line)
             self.state.threads = session.threads.threads
         traced = tracing(config, mesh, self.run, session.progress)
-        with self._writers() as writers, session.stop.handled(), session.threads, traced as traces, parts.guarded():
+        with (
+            self._writers() as writers,
+            session.stop.handled(),
+            session.threads,
+            traced as traces,
+            parts.guarded(),
+        ):
             if not finished:
                 Loop(parts, writers, callback=callback, trees=trees, hooks=(*self.hooks, *traces)).train()
                 if refusal := parts.model.embeddings.engine.transfers.refusal:
@@ -357,15 +407,26 @@ class Trainer:
         return curve_writers(self.recipe.train.curves, of, self._session.progress.say)
 
     def _evaluate_finally(self) -> dict[str, Any]:
-        """Test the checkpoint that is best on the validation split (or the last one), and write the result."""
+        """Test the checkpoint that is best on the validation split (or the last one), and write the
+        result.
+        """
         state, parts = self.state, self.parts
         entry = best(state.evaluations, self.recipe.train.early_stopping)
-        path = parts.checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
+        path = parts.checkpoints.load_best(
+            state.step if entry is None else entry["step"], current=state.step
+        )
         evaluation = FinalEvaluation(
-            run=self.run, recipe=self.recipe, dataset=parts.dataset, model=parts.model, plan=parts.plan,
-            progress=self._session.progress, check=parts.cadence.check, mesh=self._mesh,
-            figures=parts.pipeline.figures, sharing=self._session.threads.remark,
-        )  # fmt: skip
+            run=self.run,
+            recipe=self.recipe,
+            dataset=parts.dataset,
+            model=parts.model,
+            plan=parts.plan,
+            progress=self._session.progress,
+            check=parts.cadence.check,
+            mesh=self._mesh,
+            figures=parts.pipeline.figures,
+            sharing=self._session.threads.remark,
+        )
         result = evaluation.write(state, path)
         parts.checkpoints.tested = path.name
         parts.checkpoints.prune(state)

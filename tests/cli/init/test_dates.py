@@ -41,7 +41,9 @@ def write_log(path: Path, at: list[datetime], rate: Any, **columns: Any) -> None
 
 
 def drafted(capsys: pytest.CaptureFixture[str], path: Path) -> tuple[dict[str, Any], str]:
-    """Run `init`; return the schema of the recipe, and the text of the recipe and the command's output."""
+    """Run `init`; return the schema of the recipe, and the text of the recipe and the command's
+    output.
+    """
     recipe = path.with_suffix(".yaml")
     assert main(["init", str(path), "--label", "clicked", "-o", str(recipe)]) == 0
     text = recipe.read_text()
@@ -52,16 +54,22 @@ def weekend(at: list[datetime]) -> list[float]:
     return [0.7 if time.weekday() > 4 else 0.2 for time in at]
 
 
-def test_parts_that_lower_the_validation_loss_are_drafted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_that_lower_the_validation_loss_are_drafted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_log(tmp_path / "log.csv", times(), weekend(times()))
     source, text = drafted(capsys, tmp_path / "log.csv")
-    assert [(date["name"], "weekday" in date["parts"]) for date in source["schema"]["dates"]] == [("at", True)]
+    assert [(date["name"], "weekday" in date["parts"]) for date in source["schema"]["dates"]] == [
+        ("at", True)
+    ]
     assert not missing("weekday LightGBM", text)
 
 
 def test_without_signal_no_feature_is_drafted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = times()
-    joined = [f"{time - timedelta(days=int(days)):%d.%m.%Y}" for time, days in zip(at, range(ROWS), strict=True)]
+    joined = [
+        f"{time - timedelta(days=int(days)):%d.%m.%Y}" for time, days in zip(at, range(ROWS), strict=True)
+    ]
     write_log(tmp_path / "log.csv", at, 0.3, joined=joined)
     source, text = drafted(capsys, tmp_path / "log.csv")
     assert "dates" not in source["schema"]
@@ -72,7 +80,8 @@ def test_days_since_another_date_are_drafted(tmp_path: Path, capsys: pytest.Capt
     """Some of the dates are missing, and some are before 1970."""
     at, days = times(), np.random.default_rng(2).integers(0, 30_000, ROWS).tolist()
     joined = [
-        f"{time - timedelta(days=age):%d.%m.%Y}" if age % 20 else "unknown" for time, age in zip(at, days, strict=True)
+        f"{time - timedelta(days=age):%d.%m.%Y}" if age % 20 else "unknown"
+        for time, age in zip(at, days, strict=True)
     ]
     write_log(tmp_path / "log.csv", at, [0.8 if age < 9000 else 0.2 for age in days], joined=joined)
     source, _ = drafted(capsys, tmp_path / "log.csv")
@@ -83,11 +92,17 @@ def test_days_since_another_date_are_drafted(tmp_path: Path, capsys: pytest.Capt
     assert main(["prepare", "-q", str(tmp_path / "log.yaml"), f"data.path={tmp_path / 'data'}"]) == 0
 
 
-def test_dates_after_the_event_are_reported_as_a_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dates_after_the_event_are_reported_as_a_leak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A date that only positive rows have is a leak by that alone."""
     at, rate = times(), weekend(times())
-    end = [time + timedelta(days=3) if place % 5 else time - timedelta(days=9) for place, time in enumerate(at)]
-    write_log(tmp_path / "log.parquet", at, rate, shipped=end, born=[time - timedelta(days=9999) for time in at])
+    end = [
+        time + timedelta(days=3) if place % 5 else time - timedelta(days=9) for place, time in enumerate(at)
+    ]
+    write_log(
+        tmp_path / "log.parquet", at, rate, shipped=end, born=[time - timedelta(days=9999) for time in at]
+    )
     frame = pl.read_parquet(tmp_path / "log.parquet")
     frame = frame.with_columns(paid=pl.when(pl.col("clicked") == 1).then(pl.col("born")))
     frame.write_parquet(tmp_path / "log.parquet")
@@ -143,12 +158,16 @@ def test_columns_of_dates_are_recognized(column: list[Any], reason: str) -> None
     assert not missing(reason, text)
 
 
-@pytest.mark.parametrize("values", [["soon", "later"], ["red", None], ["2024-05-01", "red", "blue"], ["12", "13"]])
+@pytest.mark.parametrize(
+    "values", [["soon", "later"], ["red", None], ["2024-05-01", "red", "blue"], ["12", "13"]]
+)
 def test_other_columns_are_no_dates(values: list[str | None]) -> None:
     assert find_dates(pl.Series("color", values)) == (None, "")
 
 
-def test_a_constant_date_and_a_single_day_give_no_feature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_constant_date_and_a_single_day_give_no_feature(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     at = [FIRST + timedelta(seconds=second) for second in range(ROWS)]
     write_log(tmp_path / "log.parquet", at, 0.3, began=[FIRST - timedelta(days=30)] * ROWS)
     source, _ = drafted(capsys, tmp_path / "log.parquet")
@@ -160,16 +179,28 @@ def test_a_constant_date_and_a_single_day_give_no_feature(tmp_path: Path, capsys
     [
         ("order_date", range(46_082, 46_142), "write 46082 as 2026-03-01"),
         ("event_date", range(20_513, 20_573), "write 20513 as 2026-03-01"),
-        ("born", [f"{1930 + number}-05-26" for number in range(60)], "not from 1990 to 2099, such as '1930-05-26'"),
-        ("ts", ["1970-01-01 00:00:00", *(f"2026-03-01 10:00:{second:02}" for second in range(59))], "such as '1970-01"),
+        (
+            "born",
+            [f"{1930 + number}-05-26" for number in range(60)],
+            "not from 1990 to 2099, such as '1930-05-26'",
+        ),
+        (
+            "ts",
+            ["1970-01-01 00:00:00", *(f"2026-03-01 10:00:{second:02}" for second in range(59))],
+            "such as '1970-01",
+        ),
     ],
     ids=["serial days", "days since 1970", "early", "zero"],
 )
-def test_dates_that_are_no_times_are_left_out_with_the_reason(name: str, values: Sequence[Any], reason: str) -> None:
+def test_dates_that_are_no_times_are_left_out_with_the_reason(
+    name: str, values: Sequence[Any], reason: str
+) -> None:
     assert reason in other_times(pl.Series(name, [values[row // 30] for row in range(1800)]))
 
 
-@pytest.mark.parametrize(("name", "first"), [("size", 46_082), ("zip_at", 60_001), ("date", 700), ("data", 20_513)])
+@pytest.mark.parametrize(
+    ("name", "first"), [("size", 46_082), ("zip_at", 60_001), ("date", 700), ("data", 20_513)]
+)
 def test_other_whole_numbers_are_no_days(name: str, first: int) -> None:
     numbers = pl.Series(name, np.repeat(np.arange(first, first + 60), 30))
     assert not other_times(numbers)

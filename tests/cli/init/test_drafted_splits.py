@@ -89,14 +89,18 @@ def test_values_that_occur_once_have_rows_unless_many_future_values_will_be_new(
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_users_without_times_are_features_if_they_return(is_sorted: bool, tmp_path: Path) -> None:
     users = np.random.default_rng(0).integers(0, 100, ROWS)
-    content = draft(tmp_path, {"user_id": np.sort(users) if is_sorted else users, "item": np.arange(ROWS) % 7})
+    content = draft(
+        tmp_path, {"user_id": np.sort(users) if is_sorted else users, "item": np.arange(ROWS) % 7}
+    )
     schema, split = content["data"]["source"]["schema"], content["data"]["split"]
     assert schema["user"] == "user_id"
     assert ("user_id" in [feature["name"] for feature in schema["sparse"]]) == (not is_sorted)
     assert split == {"by": "fraction", "valid": 0.1, "test": 0.1} | ({} if is_sorted else {"of": "rows"})
     dataset = prepared(content)
     if not is_sorted:
-        assert sum(dataset.samples(name) for name in ("valid", "test")) == pytest.approx(0.2 * ROWS, rel=0.2)
+        assert sum(dataset.samples(name) for name in ("valid", "test")) == pytest.approx(
+            0.2 * ROWS, rel=0.2
+        )
         assert dataset.table_rows()["user_id"] == 101  # so all users are in the training split
 
 
@@ -105,10 +109,14 @@ def test_only_random_splits_of_rows_can_divide_users(tmp_path: Path) -> None:
     columns = {"user_id": [1, 2], "session_id": [1, 2], "item_id": [1, 2], "timestamp": [FIRST, FIRST + 1]}
     pl.DataFrame(columns).write_parquet(tmp_path / "clicks.parquet")
     data = {"path": str(tmp_path / "data"), "source": source, "split": {"by": "fraction", "of": "rows"}}
-    with pytest.raises(ConfigError, match="of is rows, but the source is of kind clicks, where negatives are drawn"):
+    with pytest.raises(
+        ConfigError, match="of is rows, but the source is of kind clicks, where negatives are drawn"
+    ):
         prepared({"name": "clicks", "data": data, "model": {"kind": "dlrm"}})
     assert not (tmp_path / "data").exists()
-    with pytest.raises(ConfigError, match="of is rows, which only by: fraction and by: column use, not by: time"):
+    with pytest.raises(
+        ConfigError, match="of is rows, which only by: fraction and by: column use, not by: time"
+    ):
         SplitConfig(by="time", valid="1d", test="1d", of="rows")
 
 
@@ -120,7 +128,11 @@ COLUMNS: dict[str, tuple[str, Any, dict[str, int]]] = {
         np.where(GIVEN == "test", " TEST", "Training"),
         {"train": 2160, "valid": 240, "test": 600},
     ),
-    "no test": ("phase", np.where(GIVEN == "valid", "dev", "train"), {"train": 2400, "valid": 600, "test": 0}),
+    "no test": (
+        "phase",
+        np.where(GIVEN == "valid", "dev", "train"),
+        {"train": 2400, "valid": 600, "test": 0},
+    ),
     "booleans": ("is_test", GIVEN == "test", {"train": 2160, "valid": 240, "test": 600}),
     "numbers": ("isTrain", (GIVEN == "train").astype(int), {"train": 1620, "valid": 180, "test": 1200}),
 }
@@ -169,9 +181,13 @@ def test_users_of_a_split_by_column_are_features_only_if_they_return(tmp_path: P
         assert ("user" in features) == returning
 
 
-def test_a_column_that_names_the_split_of_some_rows_is_neither_a_split_nor_a_feature(tmp_path: Path) -> None:
+def test_a_column_that_names_the_split_of_some_rows_is_neither_a_split_nor_a_feature(
+    tmp_path: Path,
+) -> None:
     split = [None if row == 7 else name for row, name in enumerate(np.tile(GIVEN, ROWS // 10).tolist())]
-    content = draft(tmp_path, {"item": np.random.default_rng(0).integers(0, 9, ROWS), "split": pl.Series(split)})
+    content = draft(
+        tmp_path, {"item": np.random.default_rng(0).integers(0, 9, ROWS), "split": pl.Series(split)}
+    )
     assert content["data"]["split"]["by"] == "fraction"
     assert [feature["name"] for feature in content["data"]["source"]["schema"]["sparse"]] == ["item"]
 
@@ -190,8 +206,10 @@ def split_of(tmp_path: Path, columns: dict[str, Any]) -> tuple[dict[str, Any], d
 
 def test_a_flag_of_most_rows_does_not_name_splits(tmp_path: Path) -> None:
     rare = np.resize([0] * 9 + [1], ROWS)
-    assert split_of(tmp_path, {"is_valid": 1 - rare})[0]["by"] == "fraction"  # of clicks, as robots are filtered
-    assert split_of(tmp_path, {"is_test": np.resize([0, 1], ROWS)})[0]["by"] == "fraction"  # of two variants
+    # of clicks, as robots are filtered
+    assert split_of(tmp_path, {"is_valid": 1 - rare})[0]["by"] == "fraction"
+    # of two variants
+    assert split_of(tmp_path, {"is_test": np.resize([0, 1], ROWS)})[0]["by"] == "fraction"
     assert split_of(tmp_path, {"is_valid": rare})[0]["valid"] == ["1"]
     assert split_of(tmp_path, {"is_test": rare.astype(float)})[0]["test"] == ["1.0"]
 

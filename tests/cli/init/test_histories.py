@@ -1,4 +1,6 @@
-"""Test histories in drafted recipes: they are added if there is enough data and validation does not get worse."""
+"""Test histories in drafted recipes: they are added if there is enough data and validation does not
+get worse.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def names(content: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Replace the short trainings by given mean losses with and without a history, and record what was trained."""
+    """Replace the short trainings by given mean losses with and without a history, and record what
+    was trained.
+    """
     means, draws = {"True": 0.6, "False": 0.6}, np.random.default_rng(0)
 
     def trained(content: Mapping[str, Any], folder: Path) -> pl.DataFrame:
@@ -51,7 +55,9 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         row = np.arange(1000)
         if means[has_history] < 0:
             raise ConfigError("data.source: broken")
-        return pl.DataFrame({"row": row, "user": row // 10, "loss": means[has_history] + draws.normal(0, 0.1, 1000)})
+        return pl.DataFrame(
+            {"row": row, "user": row // 10, "loss": means[has_history] + draws.normal(0, 0.1, 1000)}
+        )
 
     monkeypatch.setattr(history, "_losses", trained)
     return means
@@ -81,7 +87,9 @@ def test_validation_decides_about_a_history(
     assert guesses.history.reason in path.read_text()
 
 
-def test_a_log_that_cannot_be_trained_keeps_the_choice_of_the_rule(tmp_path: Path, losses: dict[str, float]) -> None:
+def test_a_log_that_cannot_be_trained_keeps_the_choice_of_the_rule(
+    tmp_path: Path, losses: dict[str, float]
+) -> None:
     losses["False"] = -1.0
     path, _, guesses = draft(log(tmp_path / "log.csv"), tmp_path / "log.yaml")
     assert guesses.history is not None
@@ -107,7 +115,9 @@ def test_a_stopped_training_says_to_run_init_again_and_leaves_nothing(
     assert not (tmp_path / "log.yaml").exists()
 
 
-def test_a_large_log_is_not_trained(tmp_path: Path, losses: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_log_is_not_trained(
+    tmp_path: Path, losses: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses["True"] = -1.0
     monkeypatch.setattr(history, "_MOST_ROWS", 1000)
     assert "item_id_history" in names(content_of(log(tmp_path / "log.csv")))

@@ -1,4 +1,6 @@
-"""Test drafts of logs with hostile names and values: none adds a field, a line, or a word of a command."""
+"""Test drafts of logs with hostile names and values: none adds a field, a line, or a word of a
+command.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ NAMES = st.one_of(TEXTS, TEXTS.map("{}\0".format), TEXTS.map(lambda text: text *
 
 
 def log(names: list[str], value: str) -> pl.DataFrame:
-    """Write a log with columns of these names. Every other column has texts that begin with `value`."""
+    """Write a log with columns of these names. Every other column has texts that begin with
+    `value`.
+    """
     rows = range(400)
     columns: dict[str, list[Any]] = {
         name: [f"{value}{row * 7 % 5}" if place % 2 else row * 7 % 9 / 2 for row in rows]
         for place, name in enumerate(names)
     }
-    own = [[row * 13 % 7 // 4 for row in rows], [row % 80 for row in rows], [f"i{row % 30}" for row in rows]]
+    own = [
+        [row * 13 % 7 // 4 for row in rows],
+        [row % 80 for row in rows],
+        [f"i{row % 30}" for row in rows],
+    ]
     return pl.DataFrame({**columns, **dict(zip(OWN, own, strict=True))})
 
 
@@ -76,19 +84,28 @@ def test_hostile_names_stay_names(kind: str, value: str, tmp_path: Path) -> None
     path = write(frame, tmp_path / f"log.{kind}")
     assert main(["init", str(path), "-o", str(tmp_path / "draft.yaml")]) == 0
     features = features_of((tmp_path / "draft.yaml").read_text())
-    ordinary = {name for name in HOSTILE if len(name.encode()) <= 200 and not set(name) & set("\n\x1b\x85^@")}
+    ordinary = {
+        name for name in HOSTILE if len(name.encode()) <= 200 and not set(name) & set("\n\x1b\x85^@")
+    }
     assert features - set(OWN) == ordinary
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(names=st.lists(NAMES, min_size=1, max_size=5, unique=True), value=TEXTS, kind=st.sampled_from(["csv", "pq"]))
+@given(
+    names=st.lists(NAMES, min_size=1, max_size=5, unique=True),
+    value=TEXTS,
+    kind=st.sampled_from(["csv", "pq"]),
+)
 def test_any_log_gives_a_draft_or_one_error(
     names: list[str], value: str, kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hostile")
     frame = log([name for name in names if name not in OWN], value)
-    path, draft = write(frame, folder / f"log.{'csv' if kind == 'csv' else 'parquet'}"), folder / "draft.yaml"
+    path, draft = (
+        write(frame, folder / f"log.{'csv' if kind == 'csv' else 'parquet'}"),
+        folder / "draft.yaml",
+    )
     code = main(["init", str(path), "-o", str(draft)])
     assert code == 0 or (
         code == 2 and kind == "csv" and not draft.exists()
@@ -111,7 +128,9 @@ def test_a_parquet_column_without_a_usable_name_is_left_out(name: str, value: st
     ]
 
 
-def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_parquet_columns_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = log([], "v").to_arrow()
     pq.write_table(table.append_column("item", table["item"]), tmp_path / "log.parquet")
     assert main(["init", str(tmp_path / "log.parquet")]) == 2

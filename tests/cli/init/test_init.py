@@ -1,5 +1,5 @@
-"""Test `stratarec init`: it drafts a valid recipe with reasons, reports what it cannot guess, and overwrites
-nothing.
+"""Test `stratarec init`: it drafts a valid recipe with reasons, reports what it cannot guess, and
+overwrites nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def log(rows: int = ROWS) -> pl.DataFrame:
             "price": np.round(random.normal(50, 10, rows), 2),
             "age": random.integers(18, 80, rows),
             "weekday": random.choice(["mon", "tue", "wed"], rows),
-            "tags": ["|".join(sorted(random.choice(list("abcdefg"), 3, replace=False))) for _ in range(rows)],
+            "tags": [
+                "|".join(sorted(random.choice(list("abcdefg"), 3, replace=False))) for _ in range(rows)
+            ],
             "comment": [f"{'so good ' * 9}{value}" for value in range(rows)],
             "store": ["main"] * rows,
         }
@@ -63,7 +65,11 @@ def test_a_number_whose_values_predict_more_than_its_order_is_an_id(tmp_path: Pa
     student, age = draws.integers(1, 101, ROWS), draws.integers(18, 98, ROWS)
     taste = draws.normal(0, 1.5, 101)[student] + (age - 58) / 20
     frame = pl.DataFrame(
-        {"good": (draws.random(ROWS) < 1 / (1 + np.exp(-taste))).astype(int), "student": student, "age": age}
+        {
+            "good": (draws.random(ROWS) < 1 / (1 + np.exp(-taste))).astype(int),
+            "student": student,
+            "age": age,
+        }
     )
     result = roles(write(frame, tmp_path / "log.csv"), label="good")
     assert result == {"good": "label", "student": "sparse", "age": "dense"}
@@ -87,7 +93,9 @@ def write(frame: pl.DataFrame, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "semicolons.csv", "log.tsv.gz", "log.jsonl", "log.parquet"])
-def test_a_draft_is_a_recipe_that_prepares(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_is_a_recipe_that_prepares(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = write(log(), tmp_path / name)
     assert roles(path) == EXPECTED
@@ -110,7 +118,9 @@ def test_a_draft_is_a_recipe_that_prepares(name: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet"])
-def test_a_list_of_earlier_items_is_a_sequence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_earlier_items_is_a_sequence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     draws = np.random.default_rng(1)
     last = [draws.integers(0, 400, draws.integers(0, 6)).tolist() for _ in range(ROWS)]
@@ -179,11 +189,14 @@ def test_labels_are_detected(column: str, values: list[Any], expected: object, t
         (["head.csv"], "head.csv"),
         (["log.csv", "-o", "there.yaml"], "there.yaml --output"),
     ],
-)  # fmt: skip
+)
 def test_a_log_that_cannot_be_drafted_is_one_line_and_nothing_is_written(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     log().write_csv("log.csv")
     Path("clicks.csv").write_text("user,item\n1,2\n2,3\n")
@@ -226,17 +239,22 @@ def days(directory: Path, form: str) -> tuple[str, int]:
     draws, ids = np.random.default_rng(0), iter(range(10_000))
     for day in range(10):
         rows = 80 + 10 * day
-        frame = pl.DataFrame({
-            "event": [f"e{next(ids):05d}" for _ in range(rows)],
-            "ts": np.sort(draws.integers(0, 86_400, rows)) + 1_700_006_400 + 86_400 * day,
-            "item": draws.integers(0, 9, rows), "click": draws.integers(0, 2, rows),
-        })  # fmt: skip
+        frame = pl.DataFrame(
+            {
+                "event": [f"e{next(ids):05d}" for _ in range(rows)],
+                "ts": np.sort(draws.integers(0, 86_400, rows)) + 1_700_006_400 + 86_400 * day,
+                "item": draws.integers(0, 9, rows),
+                "click": draws.integers(0, 2, rows),
+            }
+        )
         frame = frame.select(sorted(frame.columns, reverse=bool(day % 2)))
         path = directory / f"day={day}{form}"
         if form == ".csv.gz":
             path.write_bytes(gzip.compress(frame.write_csv().encode()))
         else:
-            {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}[form](path)
+            {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}[form](
+                path
+            )
     return str(directory), next(ids)
 
 

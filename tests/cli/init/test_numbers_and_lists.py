@@ -1,4 +1,6 @@
-"""Test what `init` makes of numbers and lists as people and programs write them, and that `prepare` reads the draft."""
+"""Test what `init` makes of numbers and lists as people and programs write them, and that `prepare`
+reads the draft.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ ITEMS = [f"i{value}" for value in DRAWS.integers(1, 300, ROWS)]
 AMOUNTS = np.round(DRAWS.lognormal(6, 2, ROWS), 2)
 
 
-def drafted(folder: Path, column: Any, *, separator: str = ",", name: str = "x", kind: str = "csv") -> Guess:
+def drafted(
+    folder: Path, column: Any, *, separator: str = ",", name: str = "x", kind: str = "csv"
+) -> Guess:
     """Return the guess for a column `name` of a log that also has items and labels."""
     frame = pl.DataFrame({"item": ITEMS, name: column, "label": LABEL})
     path = folder / f"log.{kind}"
@@ -66,7 +70,9 @@ WRITTEN: dict[str, tuple[str, Callable[[float], str], float]] = {
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("form", WRITTEN)
-def test_numbers_as_people_write_them_are_read_as_what_they_are(form: str, kind: str, tmp_path: Path) -> None:
+def test_numbers_as_people_write_them_are_read_as_what_they_are(
+    form: str, kind: str, tmp_path: Path
+) -> None:
     decimal, write, sign = WRITTEN[form]
     texts = [write(value) for value in AMOUNTS]
     result = drafted(tmp_path, texts, kind=kind)
@@ -83,34 +89,53 @@ COLUMNS: list[tuple[str, Any, dict[str, str]]] = [
     ("x", [f"₹{value:,.0f}" for value in AMOUNTS], {"role": "dense", "decimal": "."}),
     ("x", [f"{value:,.0f}%" for value in AMOUNTS], {"role": "dense", "decimal": "."}),
     ("x", [german(value, 0) for value in AMOUNTS], {"role": "dense", "decimal": ","}),
-    ("x", [f"{value / 1000:.3f}" for value in AMOUNTS], {"decimal": ""}),  # measurements with three decimals
+    # measurements with three decimals
+    ("x", [f"{value / 1000:.3f}" for value in AMOUNTS], {"decimal": ""}),
     ("x", [f"{value:.3g}" for value in AMOUNTS / 1e7], {"role": "dense"}),
     ("x", (DRAWS.pareto(0.7, ROWS) * 1).astype(np.int64), {"role": "dense"}),  # counts with a long tail
     ("x", (DRAWS.pareto(0.7, ROWS) * 3).astype(np.int64), {"role": "dense"}),
     # Ids from a wide range have no neighbours.
     ("x", DRAWS.integers(0, 1 << 29, 300)[np.minimum(DRAWS.zipf(1.3, ROWS), 300) - 1], {"role": "sparse"}),
-    ("x", [",".join(map(str, DRAWS.integers(1, 999, DRAWS.integers(1, 4)))) for _ in ITEMS], {"role": "list"}),
+    (
+        "x",
+        [",".join(map(str, DRAWS.integers(1, 999, DRAWS.integers(1, 4)))) for _ in ITEMS],
+        {"role": "list"},
+    ),
     ("x", [".".join(map(str, DRAWS.integers(1, 9, 3))) for _ in ITEMS], {"role": "sparse"}),
-    ("product_id", [f"{value:,}" for value in DRAWS.integers(1, 9000, ROWS)], {"role": "sparse", "separator": ""}),
+    (
+        "product_id",
+        [f"{value:,}" for value in DRAWS.integers(1, 9000, ROWS)],
+        {"role": "sparse", "separator": ""},
+    ),
     ("msisdn", [f"+4179{value:07}" for value in IDS], {"role": "sparse"}),
     ("userId", [f"{value}.0" for value in IDS], {"role": "user"}),
-    ("x", [f"a={row % 7}&b={row % 5}&page={row % 9}" for row in range(ROWS)], {"role": "list", "separator": "&"}),
+    (
+        "x",
+        [f"a={row % 7}&b={row % 5}&page={row % 9}" for row in range(ROWS)],
+        {"role": "list", "separator": "&"},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "column", "expected"), COLUMNS)
-def test_columns_are_read_as_what_they_are(name: str, column: Any, expected: dict[str, str], tmp_path: Path) -> None:
+def test_columns_are_read_as_what_they_are(
+    name: str, column: Any, expected: dict[str, str], tmp_path: Path
+) -> None:
     result = drafted(tmp_path, column, name=name)
     assert {field: getattr(result, field) for field in expected} == expected
 
 
 def test_a_label_of_written_numbers_is_refused(tmp_path: Path) -> None:
-    pl.DataFrame({"item": ITEMS, "rating": [f"{value},5" for value in LABEL]}).write_csv(tmp_path / "log.csv")
+    pl.DataFrame({"item": ITEMS, "rating": [f"{value},5" for value in LABEL]}).write_csv(
+        tmp_path / "log.csv"
+    )
     with pytest.raises(DataError, match=r"'rating' has numbers written as '[01],5'"):
         guesses(tmp_path / "log.csv", "")
 
 
-def test_a_draft_with_written_numbers_has_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_with_written_numbers_has_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     numbers = [None if row % 9 == 0 else value for row, value in enumerate(AMOUNTS)]
     texts = ["n/a" if value is None else german(value) for value in numbers]
@@ -127,19 +152,28 @@ def test_a_draft_with_written_numbers_has_their_values(tmp_path: Path, monkeypat
     for rows in (2, 2000):
         frame = {"item": ITEMS[:rows], "amount": [None if text == "n/a" else text for text in texts[:rows]]}
         assert read_frame(frame, dataset.schema)["amount"].to_list() == numbers[:rows]
-        assert read_frame({**frame, "amount": numbers[:rows]}, dataset.schema)["amount"].to_list() == numbers[:rows]
-    with pytest.raises(DataError, match=r"row 2: column 'amount': got '1.5', expected a number with decimal mark ','"):
+        assert (
+            read_frame({**frame, "amount": numbers[:rows]}, dataset.schema)["amount"].to_list()
+            == numbers[:rows]
+        )
+    with pytest.raises(
+        DataError, match=r"row 2: column 'amount': got '1.5', expected a number with decimal mark ','"
+    ):
         read_frame({"item": ["a", "b"], "amount": ["1,5", "1.5"]}, dataset.schema)
 
 
 @pytest.mark.parametrize("most", [7, 97])
-def test_ids_like_powers_of_ten_are_text(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_like_powers_of_ten_are_text(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     skus = [f"{DRAWS.integers(1, 10)}e{DRAWS.integers(0, most)}" for _ in range(ROWS)]
     assert drafted(tmp_path, skus, name="sku").role == "sparse"
     assert drafted(tmp_path, skus, name="digest").role == "sparse"
     assert main(["init", "log.csv", "-q"]) == 0
-    recipe = Recipe.load("log.yaml", ["data.vocabulary.min_count=1", "data.split.valid=0", "data.split.test=0"])
+    recipe = Recipe.load(
+        "log.yaml", ["data.vocabulary.min_count=1", "data.split.valid=0", "data.split.test=0"]
+    )
     dataset = prepare(recipe.data)
     values = pl.read_parquet(next(dataset.path.glob("vocabulary/*digest.parquet")))["value"].drop_nulls()
     assert set(values) == set(skus)
@@ -148,7 +182,9 @@ def test_ids_like_powers_of_ten_are_text(most: int, tmp_path: Path, monkeypatch:
 def test_noise_without_repeats_is_no_category(tmp_path: Path) -> None:
     noise = {f"x{place}": DRAWS.integers(0, 26_000, ROWS) for place in range(30)}
     pl.DataFrame({**noise, "label": DRAWS.random(ROWS) < 0.3}).write_csv(tmp_path / "log.csv")
-    assert {each.role for each in guesses(tmp_path / "log.csv").columns if each.name != "label"} == {"dense"}
+    assert {each.role for each in guesses(tmp_path / "log.csv").columns if each.name != "label"} == {
+        "dense"
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,7 +216,10 @@ def test_paths_of_categories_are_one_category(tmp_path: Path) -> None:
         ["Saws", "Pans and pots", "Nets"],
     )
     for mark in (" > ", ">", " / ", " » ", " -> "):
-        paths = [mark.join(str(DRAWS.choice(part)) for part in parts[: DRAWS.integers(1, 4)]) for _ in range(ROWS)]
+        paths = [
+            mark.join(str(DRAWS.choice(part)) for part in parts[: DRAWS.integers(1, 4)])
+            for _ in range(ROWS)
+        ]
         assert drafted(tmp_path, paths).role == "sparse", mark
     assert drafted(tmp_path, [path.replace(" -> ", "|") for path in paths]).separator == "|"
 
@@ -217,21 +256,41 @@ def test_vectors_as_text_are_left_out_with_advice(write: Callable[[Any], str], t
             [f"{value}{'KM'[row % 2]}" for row, value in enumerate(AMOUNTS)],
             "numbers with units ('K', 'M'), such",
         ),
-        ("csv", [f"{value:.0f}k" if value > 50 else "50" for value in AMOUNTS], "numbers with units ('k'), such as"),
+        (
+            "csv",
+            [f"{value:.0f}k" if value > 50 else "50" for value in AMOUNTS],
+            "numbers with units ('k'), such as",
+        ),
         (
             "csv",
             [german(value) if row % 8 else "k.A." for row, value in enumerate(AMOUNTS)],
             "numbers, but 'k.A.' in 25",
         ),
-        ("csv", [f"{'$€'[row % 2]}{value:,.2f}" for row, value in enumerate(AMOUNTS)], "several currencies"),
+        (
+            "csv",
+            [f"{'$€'[row % 2]}{value:,.2f}" for row, value in enumerate(AMOUNTS)],
+            "several currencies",
+        ),
         ("parquet", pl.Series(VECTORS.tolist()), "vectors of 6 numbers"),
         ("parquet", pl.Series(VECTORS.tolist(), dtype=pl.Array(pl.Float32, 6)), "vectors of 6 numbers"),
-        ("parquet", [row[: 1 + place % 6].tolist() for place, row in enumerate(VECTORS)], "numbers with fractions"),
+        (
+            "parquet",
+            [row[: 1 + place % 6].tolist() for place, row in enumerate(VECTORS)],
+            "numbers with fractions",
+        ),
         ("parquet", [[row.tolist()] for row in VECTORS], "lists of lists"),
         ("parquet", [{"a": 1, "b": row} for row in range(ROWS)], "a category; write each of its fields"),
-        ("parquet", [f'{{"a": 1, "b": {row}}}' for row in range(ROWS)], "objects; write each of their fields"),
+        (
+            "parquet",
+            [f'{{"a": 1, "b": {row}}}' for row in range(ROWS)],
+            "objects; write each of their fields",
+        ),
         ("parquet", [f"[[{row % 7}, 2], [3]]" for row in range(ROWS)], "lists of lists"),
-        ("parquet", [f"Action:0.{row % 9}|Comedy:0.5" for row in range(ROWS)], "pairs of a value and its weight"),
+        (
+            "parquet",
+            [f"Action:0.{row % 9}|Comedy:0.5" for row in range(ROWS)],
+            "pairs of a value and its weight",
+        ),
     ],
 )
 def test_other_values_are_left_out_with_advice(kind: str, values: Any, reason: str, tmp_path: Path) -> None:
@@ -267,7 +326,9 @@ def test_a_link_without_a_target_and_a_long_first_row(tmp_path: Path) -> None:
     (folder / "a.csv").write_text(f"item,tag,label\n{rows}")
     (folder / "b.csv").symlink_to(tmp_path / "nowhere.csv")
     for path in (folder, folder / "b.csv", f"{folder}/*.csv"):
-        with pytest.raises(DataError, match=r"log/b\.csv: a symbolic link to .*nowhere\.csv, which does not exist"):
+        with pytest.raises(
+            DataError, match=r"log/b\.csv: a symbolic link to .*nowhere\.csv, which does not exist"
+        ):
             read_sample((str(path),))
     # A row may be longer than a header.
     (tmp_path / "long.csv").write_text(f'item,tag,label\ni1,"{"t" * 1_200_000}",1\n{rows}')
@@ -282,7 +343,12 @@ def test_a_link_without_a_target_and_a_long_first_row(tmp_path: Path) -> None:
         (lambda cart, pages: np.where(cart, "basket", "list"), "basket"),
         (lambda cart, pages: np.where(cart, np.where(pages > 60, "basket", "address"), "list"), "not list"),
         (lambda cart, pages: np.where(cart, pages, 0), "not 0"),
-        (lambda cart, pages: [str(page) if click else "" for click, page in zip(cart, pages, strict=True)], "filled"),
+        (
+            lambda cart, pages: [
+                str(page) if click else "" for click, page in zip(cart, pages, strict=True)
+            ],
+            "filled",
+        ),
     ],
 )
 def test_an_earlier_stage_of_the_label_is_reported(stage: Any, needed: str, tmp_path: Path) -> None:
@@ -291,13 +357,18 @@ def test_an_earlier_stage_of_the_label_is_reported(stage: Any, needed: str, tmp_
     frame = pl.DataFrame({"item": ITEMS, "pages": pages, "stage": stage(cart, pages), "purchase": purchase})
     frame.write_csv(tmp_path / "log.csv")
     reasons = {each.name: each.reason for each in guesses(tmp_path / "log.csv", "purchase").columns}
-    assert f"purchase is 1 only where stage is {needed}: an earlier stage of the same visit?" in reasons["stage"]
+    assert (
+        f"purchase is 1 only where stage is {needed}: an earlier stage of the same visit?"
+        in reasons["stage"]
+    )
     assert "only where" not in reasons["item"] + reasons["pages"]
 
 
 COUNTS, HASHES = ("5", "", "0", "12", "5") * 4, ("68fd1e64", "05db9164", "5a9ed9b0", "") * 8
 CRITEO = ["\t".join([str(row % 2), *COUNTS[row % 5 :][:13], *HASHES[row % 4 :][:26]]) for row in range(40)]
-COLORS = [f"{'ny'[row % 2]},{('red', 'blue')[row % 2]},{('red', 'green')[row % 3 % 2]}" for row in range(40)]
+COLORS = [
+    f"{'ny'[row % 2]},{('red', 'blue')[row % 2]},{('red', 'green')[row % 3 % 2]}" for row in range(40)
+]
 
 
 @pytest.mark.parametrize(
@@ -310,12 +381,14 @@ COLORS = [f"{'ny'[row % 2]},{('red', 'blue')[row % 2]},{('red', 'green')[row % 3
         (["\t\t68fd1e64\tab\t68fd1e64", *["1\t3\t68fd1e64\tab\t05db9164"] * 9], False),
         (COLORS, False),
         (["answer,shirt,red", *COLORS], True),  # one name of three is also a value
-        (["shirt,shirt,hat", *COLORS], False),  # a repeated field is no name, unless numbers are below the names
+        # a repeated field is no name, unless numbers are below the names
+        (["shirt,shirt,hat", *COLORS], False),
         (["id,label,2019,2020", *(f"u{row},{row % 2},{row},7" for row in range(9))], True),
         (["2018,2019,2020", *(f"{row % 2},{row},7" for row in range(9))], False),
         (["1,unknown,2", *(f"{row},unknown,{row}" for row in range(9))], False),
         ([",user,city", *(f"{row},u{row},Oslo" for row in range(9))], True),
-        (["user,label", *["u1,1", "u2,0", "user,label"] * 3], True),  # files were concatenated with their headers
+        # files were concatenated with their headers
+        (["user,label", *["u1,1", "u2,0", "user,label"] * 3], True),
         (["1,2.5,u7"], False),
     ],
 )
@@ -334,7 +407,9 @@ def test_repeated_names_above_numbers_are_refused(tmp_path: Path) -> None:
 CODE_FORMS: dict[str, Callable[[int], str]] = {
     "versions": lambda number: f"{4 + number // 24}.{number % 24}",
     "named versions": lambda number: f"{4 + number // 9}.{1 + number % 9}",
-    "browser ids": lambda number: f"{number * 7_654_321 % 10**9 + 10**9}.{1_600_000_000 + number * 104_729}",
+    "browser ids": lambda number: (
+        f"{number * 7_654_321 % 10**9 + 10**9}.{1_600_000_000 + number * 104_729}"
+    ),
 }
 
 
@@ -349,10 +424,14 @@ def test_codes_of_two_numbers_with_a_point_are_categories(form: str, kind: str, 
 
 @pytest.mark.parametrize(
     "write",
-    [lambda value: f"{value:.2f}", lambda value: f"{value:.2f}".rstrip("0").rstrip("."), lambda value: f"{value:.1f}",
-     lambda value: f"{value / 7}"],
+    [
+        lambda value: f"{value:.2f}",
+        lambda value: f"{value:.2f}".rstrip("0").rstrip("."),
+        lambda value: f"{value:.1f}",
+        lambda value: f"{value / 7}",
+    ],
     ids=["cents", "shortest", "one decimal", "long"],
-)  # fmt: skip
+)
 def test_numbers_with_a_point_are_no_codes(write: Callable[[float], str], tmp_path: Path) -> None:
     texts = [write(value) for value in np.round(DRAWS.uniform(0, 60, ROWS), 2)]
     assert drafted(tmp_path, texts).role == "dense"

@@ -20,7 +20,9 @@ ROWS = {"train": 80, "valid": 20, "test": 30}
 
 
 def frame(schema: Schema, rows: int, rare: bool) -> pl.DataFrame:
-    """Return a frame with few distinct values. With `rare`, one value is not in the training file."""
+    """Return a frame with few distinct values. With `rare`, one value is not in the training
+    file.
+    """
     draws = np.random.default_rng(rows)
     columns: dict[str, Any] = {schema.label_column: draws.integers(0, 2, rows)}
     columns |= {feature.name: draws.random(rows).round(3) for feature in schema.dense}
@@ -47,12 +49,19 @@ def test_files_with_the_columns_are_prepared_and_trained_on(name: str, tmp_path:
         columns.write_parquet(tmp_path / f"{split}.parquet") if parquet else columns.write_csv(
             tmp_path / f"{split}.csv"
         )
-    small = {"dcnv2": ["model.deep_mlp=[8]"], "din": ["model.deep_mlp=[8]", "model.history.attention_mlp=[4]"]}
+    small = {
+        "dcnv2": ["model.deep_mlp=[8]"],
+        "din": ["model.deep_mlp=[8]", "model.history.attention_mlp=[4]"],
+    }
     fields = [
-        f"data.source.paths=['{tmp_path}/*.{'parquet' if parquet else 'csv'}']", f"data.path={tmp_path}/data",
-        f"train.run={tmp_path}/run", "train.max_steps=2", "train.threads=1", "train.early_stopping.patience=0",
+        f"data.source.paths=['{tmp_path}/*.{'parquet' if parquet else 'csv'}']",
+        f"data.path={tmp_path}/data",
+        f"train.run={tmp_path}/run",
+        "train.max_steps=2",
+        "train.threads=1",
+        "train.early_stopping.patience=0",
         "model.embedding_dim=8",
-    ]  # fmt: skip
+    ]
     recipe = Recipe.load(path, [*fields, *small[Recipe.load(path).model.kind]])
     dataset = prepare(recipe.data)
     assert {split: dataset.samples(split) for split in ROWS} == ROWS

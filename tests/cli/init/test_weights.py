@@ -1,5 +1,5 @@
-"""Test columns of sample weights: they are detected by name and values, and a draft with one predicts the right
-rate.
+"""Test columns of sample weights: they are detected by name and values, and a draft with one
+predicts the right rate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def write(path: Path, click: NDArray[np.int64], **columns: object) -> str:
     [
         ("weight", lambda click: np.where(click, 1, 10), "weight"),
         ("w_weight", lambda click: np.where(click, 1.0, 7.5), "weight"),
-        ("weight", lambda click: np.where(click, 1, DRAWS.integers(5, 20, ROWS)), "weight"),  # rates of several days
+        # rates of several days
+        ("weight", lambda click: np.where(click, 1, DRAWS.integers(5, 20, ROWS)), "weight"),
         ("sample_weight", lambda click: DRAWS.integers(1, 9, ROWS), "weight"),
         ("sampleWeight", lambda click: DRAWS.random(ROWS), "weight"),
         ("weight", lambda click: DRAWS.integers(100, 900, ROWS), "dense"),  # of parcels
@@ -46,14 +47,22 @@ def write(path: Path, click: NDArray[np.int64], **columns: object) -> str:
         ("sample_weight", lambda click: [None, *[1.5, 2.0] * (ROWS // 2 - 1), 2.5], "dense"),
     ],
 )
-def test_a_weight_is_detected_by_its_name_and_values(name: str, values: Values, role: str, tmp_path: Path) -> None:
+def test_a_weight_is_detected_by_its_name_and_values(
+    name: str, values: Values, role: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "log.csv", CLICKS, **{name: values(CLICKS)})
     result = guess(read_sample((path,)))
-    assert {each.name: each.role for each in result.columns} == {"item": "sparse", "click": "label", name: role}
+    assert {each.name: each.role for each in result.columns} == {
+        "item": "sparse",
+        "click": "label",
+        name: role,
+    }
 
 
 @pytest.mark.slow
-def test_scores_are_rates_before_negatives_were_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_rates_before_negatives_were_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     draws = np.random.default_rng(0)
     click = draws.random(60_000) < 0.01

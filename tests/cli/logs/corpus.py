@@ -1,6 +1,7 @@
 """Logs in the shape of public logs, with the role that the owner of the log gives to each column.
 
-The roles were written before `init` read the logs. If `init` reads one wrongly, change `init`, not the role.
+The roles were written before `init` read the logs. If `init` reads one wrongly, change `init`, not
+the role.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from cli.logs.made_up import (
     whole,
     words,
     written,
-)  # fmt: skip
+)
 
 GENRES = ["Action", "Comedy", "Drama", "Sci-Fi", "Children's", "Film-Noir", "Romance", "War"]
 COUNTRIES = ["DE", "US", "FR", "BR", "IN", "JP", "GB"]
@@ -692,7 +693,8 @@ SERVICES = [
             "status": ("category", pick([200, 301, 404, 500])), "bytes": ("number", amount(4000, digits=0)),
             "bot": ("label", outcome())}),
     Log(name="web server times without brackets", file="access.tsv", separator="\t", days=12, columns={
-        "host": ("category", codes(300, form="10.1.{}.7")), "time": ("time", when("%d/%b/%Y:%H:%M:%S +0000")),
+        "host": ("category", codes(300, form="10.1.{}.7")), "time": ("time", when("%d/%b/%Y:%H:%M:%S "
+                                                                                  "+0000")),
             "path": ("category", codes(80, form="/p/{}.html")), "bytes": ("number", amount(4000, digits=0)),
             "clicked": ("label", outcome())}),
     Log(name="database export with zone names", file="export.csv", days=200, columns={

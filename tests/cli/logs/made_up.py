@@ -1,8 +1,9 @@
-"""Write made-up logs: rows of users, items, sessions, times and labels, in the shape of a public log.
+"""Write made-up logs: rows of users, items, sessions, times and labels, in the shape of a public
+log.
 
-A log is a table of columns. Each column has the role that the owner of the log would give to it, and a function from
-a `World` to its values. Roles are label, time, user, item, session, number, category, list, weight, leak and out (left
-out); several that are equally good are joined by ``|``.
+A log is a table of columns. Each column has the role that the owner of the log would give to it,
+and a function from a `World` to its values. Roles are label, time, user, item, session, number,
+category, list, weight, leak and out (left out); several that are equally good are joined by ``|``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Columns = dict[str, tuple[str, Generator]]
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """A made-up log: how its file is written, its columns, and how many users, items and rows it has."""
+    """A made-up log: how its file is written, its columns, and how many users, items and rows it
+    has.
+    """
 
     name: str
     file: str
@@ -37,7 +40,9 @@ class Log:
     """Whether every cell is in quotes."""
     encoding: str = "utf-8"
     label: str = ""
-    """What the owner gives as ``--label`` if `init` asks for a label, unless it is the name of the column."""
+    """What the owner gives as ``--label`` if `init` asks for a label, unless it is the name of the
+    column.
+    """
     rows: int = 900
     users: int = 150
     items: int = 120
@@ -49,7 +54,9 @@ class Log:
 
     @property
     def held_out(self) -> bool:
-        """Whether rules were finished before this log was tried: true for about a third of all names."""
+        """Whether rules were finished before this log was tried: true for about a third of all
+        names.
+        """
         return zlib.crc32(self.name.encode()) % 3 == 0
 
     def write(self, folder: Path) -> Path:
@@ -79,7 +86,9 @@ class Log:
 
 
 class World:
-    """Who did what, when: ``[N]`` arrays of user, item, session, time in seconds since 1970, and label."""
+    """Who did what, when: ``[N]`` arrays of user, item, session, time in seconds since 1970, and
+    label.
+    """
 
     def __init__(self, log: Log) -> None:
         self.rng = np.random.default_rng(zlib.crc32(log.name.encode()))
@@ -125,7 +134,8 @@ def _seeded(text: str) -> np.random.Generator:
 
 
 def ids(key: str, form: str | Callable[[int], Any] = "", low: int = 1, high: int = 90_000) -> Generator:
-    """Return the ids of users, items or sessions: numbers without order, or text of them in a format such as U{:05d}.
+    """Return the ids of users, items or sessions: numbers without order, or text of them in a
+    format such as U{:05d}.
 
     ``{hex8}`` in a format is replaced by 8 hexadecimal digits, and so on.
     """
@@ -159,7 +169,9 @@ def rising(key: str = "session", first: int = 1) -> Generator:
     return lambda world: [int(x) + first for x in world.key(key)]
 
 
-def trait(key: str, values: Sequence[Any] | Callable[[np.random.Generator], Any], salt: str = "") -> Generator:
+def trait(
+    key: str, values: Sequence[Any] | Callable[[np.random.Generator], Any], salt: str = ""
+) -> Generator:
     """Return a property of the user, item or session: each has one value."""
 
     def chosen(world: World) -> Values:
@@ -192,7 +204,9 @@ def codes(count: int, low: int = 1, high: int = 90_000, form: str = "") -> Gener
 
     def values(world: World) -> Values:
         own = _seeded(f"{count}{low}{high}{form}").choice(high - low, count, replace=False) + low
-        drawn = own[np.minimum(world.rng.zipf(1.3, world.rows) - 1, world.rng.integers(0, count, world.rows))]
+        drawn = own[
+            np.minimum(world.rng.zipf(1.3, world.rows) - 1, world.rng.integers(0, count, world.rows))
+        ]
         return [_named(form, int(x)) if form else int(x) for x in drawn]
 
     return values
@@ -218,7 +232,9 @@ def counts(mean: float) -> Generator:
 
 
 def when(form: str, shift: int = 0) -> Generator:
-    """Return the times of the rows, written in a format. ``{-d}`` and similar are fields without leading zero."""
+    """Return the times of the rows, written in a format. ``{-d}`` and similar are fields without
+    leading zero.
+    """
 
     def values(world: World) -> Values:
         return [written(int(x) + shift, form) for x in world.time]
@@ -290,8 +306,12 @@ def random_key(form: str = "{hex32}") -> Generator:
     return lambda world: [_named(form, int(x)) for x in world.rng.permutation(world.rows * 7)[: world.rows]]
 
 
-def some_of(values: Sequence[Any], join: str | None = "|", most: int = 4, key: str = "", least: int = 1) -> Generator:
-    """Return several of the values, joined to text (a list if `join` is None), for each row or for each `key`."""
+def some_of(
+    values: Sequence[Any], join: str | None = "|", most: int = 4, key: str = "", least: int = 1
+) -> Generator:
+    """Return several of the values, joined to text (a list if `join` is None), for each row or for
+    each `key`.
+    """
 
     def lists(world: World) -> Values:
         def one(draw: np.random.Generator) -> Any:
@@ -311,7 +331,9 @@ def earlier(values: Generator, join: str | None = " ", most: int = 8) -> Generat
 
     def lists(world: World) -> Values:
         own, lengths = list(values(world)), world.rng.integers(0, most, world.rows)
-        parts = [[own[max(row - back, 0)] for back in range(length, 0, -1)] for row, length in enumerate(lengths)]
+        parts = [
+            [own[max(row - back, 0)] for back in range(length, 0, -1)] for row, length in enumerate(lengths)
+        ]
         return parts if join is None else [join.join(map(str, part)) for part in parts]
 
     return lists
@@ -337,7 +359,9 @@ def words(count: int, key: str = "") -> Generator:
     ]
 
     def one(draw: np.random.Generator) -> str:
-        return " ".join(stock[x] for x in draw.integers(0, len(stock), draw.integers(count, 2 * count))).capitalize()
+        return " ".join(
+            stock[x] for x in draw.integers(0, len(stock), draw.integers(count, 2 * count))
+        ).capitalize()
 
     return trait(key, one, "words") if key else lambda world: [one(world.rng) for _ in range(world.rows)]
 

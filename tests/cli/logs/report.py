@@ -1,8 +1,9 @@
 """Count per role which columns of the logs `init` reads as their owner would, and print the others.
 
-From the repository root: ``PYTHONPATH=tests python -m cli.logs.report [--held-out | --all] [NAME ...]``. A column is
-*right* if its role is one of the owner's. It is *asked* if it is left out, or `init` asks for the label: the output
-says why and what to write. Every other column is *wrong*, silently.
+From the repository root: ``PYTHONPATH=tests python -m cli.logs.report [--held-out | --all] [NAME
+...]``. A column is *right* if its role is one of the owner's. It is *asked* if it is left out, or
+`init` asks for the label: the output says why and what to write. Every other column is *wrong*,
+silently.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def judge(log: Log, folder: Path) -> Iterator[Verdict]:
             guesses = guess(sample, log.label or named)
         except DataError as again:
             yield from (
-                Verdict(log.name, name, role, "none", "asked", str(again)) for name, (role, _) in log.columns.items()
+                Verdict(log.name, name, role, "none", "asked", str(again))
+                for name, (role, _) in log.columns.items()
             )
             return
     for (name, (role, _)), column in zip(log.columns.items(), guesses.columns, strict=True):
@@ -70,10 +72,12 @@ def judge(log: Log, folder: Path) -> Iterator[Verdict]:
 
 
 EQUAL = {"date": {"out"}, "out": {"leak"}, "leak": {"out"}, "item": {"category"}}
-"""Role that is read -> other roles that it fulfils. A column left out for another reason is left out, too. Dates
-other than the time of the row are left out, unless features of them lower the loss of a quick model.
+"""Role that is read -> other roles that it fulfils. A column left out for another reason is left
+out, too. Dates other than the time of the row are left out, unless features of them lower the loss
+of a quick model.
 
-Few whole numbers (`Guess.ordered`) are drafted as numbers for an ensemble and as categories for other models.
+Few whole numbers (`Guess.ordered`) are drafted as numbers for an ensemble and as categories for
+other models.
 """
 
 
@@ -109,7 +113,8 @@ def main(arguments: list[str]) -> None:
     for each in verdicts:
         if each.outcome != "right" or names:
             print(
-                f"{each.outcome:5} {each.log}: {each.column} is {each.role}, read as {each.read}: {each.reason[:150]}"
+                f"{each.outcome:5} {each.log}: {each.column} is {each.role}, read as "
+                f"{each.read}: {each.reason[:150]}"
             )
     print(*table(verdicts), sep="\n")
 

@@ -1,4 +1,6 @@
-"""Test that `init` reads logs in the shape of public logs as their owners would, or says what it cannot know."""
+"""Test that `init` reads logs in the shape of public logs as their owners would, or says what it
+cannot know.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def test_roles_are_those_that_owners_give(tmp_path: Path, every: int) -> None:
     assert len(LOGS) >= 80
     verdicts = [verdict for log in LOGS[::every] for verdict in judge(log, tmp_path)]
     wrong = [verdict for verdict in verdicts if verdict.outcome == "wrong"]
-    assert not wrong, "\n".join(f"{each.log}: {each.column} is {each.role}, read as {each.read}" for each in wrong)
-    assert sum(verdict.outcome == "right" for verdict in verdicts) >= RIGHT * len(verdicts), "\n".join(table(verdicts))
+    assert not wrong, "\n".join(
+        f"{each.log}: {each.column} is {each.role}, read as {each.read}" for each in wrong
+    )
+    assert sum(verdict.outcome == "right" for verdict in verdicts) >= RIGHT * len(verdicts), "\n".join(
+        table(verdicts)
+    )
 
 
 def guesses_of(label: str = "click", **columns: object) -> Guesses:
@@ -94,8 +100,12 @@ def test_a_property_of_users_is_not_the_time_of_rows(form: str, with_events: boo
 
 @pytest.mark.parametrize("name", ["t", "column_5", "x"])
 def test_numbers_are_times_by_the_order_of_rows_or_the_rhythm_of_days(name: str) -> None:
-    hours = DRAW.choice(24, ROWS, p=np.repeat([0.01, 0.07, 0.045], 8) / np.repeat([0.01, 0.07, 0.045], 8).sum())
-    shuffled = 1_700_006_400 + DRAW.integers(0, 30, ROWS) * 86_400 + hours * 3600 + DRAW.integers(0, 3600, ROWS)
+    hours = DRAW.choice(
+        24, ROWS, p=np.repeat([0.01, 0.07, 0.045], 8) / np.repeat([0.01, 0.07, 0.045], 8).sum()
+    )
+    shuffled = (
+        1_700_006_400 + DRAW.integers(0, 30, ROWS) * 86_400 + hours * 3600 + DRAW.integers(0, 3600, ROWS)
+    )
     for values in (EVENTS, shuffled):
         assert [each.name for each in guesses_of(**{name: values}).of("time")] == [name]
     assert "in order of time" in reason(guesses_of(**{name: EVENTS}), name)
@@ -107,17 +117,24 @@ def test_of_equal_times_the_finest_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["visitor_id", "visitorid", "memberid", "ClientId", "reviewerID", "user_id:token", "household_key"]
+    "name",
+    ["visitor_id", "visitorid", "memberid", "ClientId", "reviewerID", "user_id:token", "household_key"],
 )
 def test_ids_of_users_are_users_however_they_are_written(name: str, tmp_path: Path) -> None:
-    frame = pl.DataFrame({name: OWNERS, "item": DRAW.integers(0, 90, ROWS), "label": DRAW.integers(0, 2, ROWS)})
+    frame = pl.DataFrame(
+        {name: OWNERS, "item": DRAW.integers(0, 90, ROWS), "label": DRAW.integers(0, 2, ROWS)}
+    )
     sample = LogSample(paths=("log.csv",), kind="csv", frame=frame, total=ROWS)
     assert [each.name for each in guess(sample).of("user")] == [name]
 
 
 def test_a_second_id_that_returns_is_a_category_and_one_that_does_not_is_left_out() -> None:
-    guesses = guesses_of(account_id=DRAW.integers(0, 100, ROWS), visit_id=np.arange(ROWS) // 4, ts=EVENTS,
-                         request_id=np.arange(ROWS) // 3)  # fmt: skip
+    guesses = guesses_of(
+        account_id=DRAW.integers(0, 100, ROWS),
+        visit_id=np.arange(ROWS) // 4,
+        ts=EVENTS,
+        request_id=np.arange(ROWS) // 3,
+    )
     assert role(guesses, "account_id") == "sparse"
     assert [each.name for each in guesses.of("session")] == ["visit_id"]
     assert role(guesses, "request_id") == "ignored"
@@ -127,15 +144,23 @@ def test_a_second_id_that_returns_is_a_category_and_one_that_does_not_is_left_ou
 @pytest.mark.parametrize(
     ("form", "read"),
     [
-        ("%A, %d-%b-%y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT"), ("%Y%m%dT%H%M%SZ", "%Y%m%dT%H%M%SZ"),
-        ("%d/%m/%Y", "%d/%m/%Y"), ("%m-%d-%y", "%m-%d-%y"), ("%Y:%m:%d %H:%M:%S", "%Y:%m:%d %H:%M:%S"),
-        ("[%d/%b/%Y:%H:%M:%S +0000]", "[%d/%b/%Y:%H:%M:%S %z]"), ("%Y-%m-%d %H:%M:%S,250", "%Y-%m-%d %H:%M:%S,%3f"),
-        ("%Y-%m-%d %H:%M:%S+02", "%Y-%m-%d %H:%M:%S%#z"), ("%d.%m.%Y %H Uhr", "%d.%m.%Y %H Uhr"),
-        ("%Y-%m-%dT%H:%M:%S[Europe/Berlin]", "%Y-%m-%dT%H:%M:%S[Europe/Berlin]"), ("%Y/%m/%d", "%Y/%m/%d"),
-        ("%a %b %d %H:%M:%S +0000 %Y", "%a %b %d %H:%M:%S %z %Y"), ("%I:%M %p, %d %B %Y", "%I:%M %p, %d %B %Y"),
-        ("%Y-%m-%d %H:%M:%S", ""), ("%Y%m%d%H%M%S250", "%Y%m%d%H%M%S%3f"),
+        ("%A, %d-%b-%y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT"),
+        ("%Y%m%dT%H%M%SZ", "%Y%m%dT%H%M%SZ"),
+        ("%d/%m/%Y", "%d/%m/%Y"),
+        ("%m-%d-%y", "%m-%d-%y"),
+        ("%Y:%m:%d %H:%M:%S", "%Y:%m:%d %H:%M:%S"),
+        ("[%d/%b/%Y:%H:%M:%S +0000]", "[%d/%b/%Y:%H:%M:%S %z]"),
+        ("%Y-%m-%d %H:%M:%S,250", "%Y-%m-%d %H:%M:%S,%3f"),
+        ("%Y-%m-%d %H:%M:%S+02", "%Y-%m-%d %H:%M:%S%#z"),
+        ("%d.%m.%Y %H Uhr", "%d.%m.%Y %H Uhr"),
+        ("%Y-%m-%dT%H:%M:%S[Europe/Berlin]", "%Y-%m-%dT%H:%M:%S[Europe/Berlin]"),
+        ("%Y/%m/%d", "%Y/%m/%d"),
+        ("%a %b %d %H:%M:%S +0000 %Y", "%a %b %d %H:%M:%S %z %Y"),
+        ("%I:%M %p, %d %B %Y", "%I:%M %p, %d %B %Y"),
+        ("%Y-%m-%d %H:%M:%S", ""),
+        ("%Y%m%d%H%M%S250", "%Y%m%d%H%M%S%3f"),
     ],
-)  # fmt: skip
+)
 def test_forms_are_built_from_the_fields_of_dates(form: str, read: str) -> None:
     moments = [np.datetime64(int(each), "s").astype(object) for each in EVENTS]
     odd = ["29/02/2023", "never", "0000-00-00"]
@@ -146,17 +171,25 @@ def test_forms_are_built_from_the_fields_of_dates(form: str, read: str) -> None:
         assert times.form == read
         assert times.unread == len(values) - ROWS
         assert all(part in times.odd for part in (odd[0], "3 rows are no times")) == (len(values) > ROWS)
-        assert abs(times.span.last - times.span.first - 20 * 86_400 * (1000 if "250" in form else 1)) < 10**8
+        assert (
+            abs(times.span.last - times.span.first - 20 * 86_400 * (1000 if "250" in form else 1)) < 10**8
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("time", "%H:%M:%S"), ("date", "%Y-%m"), ("x", "%d. %b %Y um %H:%M Uhr früh"), ("at", "%d. Maerz %Y"),
-        ("x", "%Y-%m-%d %H:%M:%S {zone}"), ("day", "%Y-W%W"),
+        ("time", "%H:%M:%S"),
+        ("date", "%Y-%m"),
+        ("x", "%d. %b %Y um %H:%M Uhr früh"),
+        ("at", "%d. Maerz %Y"),
+        ("x", "%Y-%m-%d %H:%M:%S {zone}"),
+        ("day", "%Y-W%W"),
     ],
-)  # fmt: skip
-def test_what_looks_like_times_and_cannot_be_read_is_left_out_with_the_form_to_write(name: str, form: str) -> None:
+)
+def test_what_looks_like_times_and_cannot_be_read_is_left_out_with_the_form_to_write(
+    name: str, form: str
+) -> None:
     moments = [np.datetime64(int(each), "s").astype(object) for each in EVENTS]
     text = [f"{moment:{form}}".format(zone=("CET", "CEST")[moment.day % 2]) for moment in moments]
     text = [each.replace("Maerz", ("März", "Mai")[row % 2]) for row, each in enumerate(text)]
@@ -174,7 +207,9 @@ def test_one_odd_stamp_leaves_the_split_by_time(
     monkeypatch.chdir(tmp_path)
     times = EVENTS.copy()
     times[7] = times[7] if odd is None else odd
-    frame = pl.DataFrame({"time": times, "item": DRAW.integers(0, 9, ROWS), "click": DRAW.integers(0, 2, ROWS)})
+    frame = pl.DataFrame(
+        {"time": times, "item": DRAW.integers(0, 9, ROWS), "click": DRAW.integers(0, 2, ROWS)}
+    )
     frame.write_csv("log.csv")
     content = content_of(("log.csv",))
     split = content["data"]["split"]
@@ -187,14 +222,21 @@ def test_one_odd_stamp_leaves_the_split_by_time(
 
 
 def test_the_last_time_of_a_split_is_checked() -> None:
-    for wrong in ({"by": "fraction", "last": "2023-11-14"}, {"by": "time", "valid": "1d", "test": "1d", "last": "now"}):
+    for wrong in (
+        {"by": "fraction", "last": "2023-11-14"},
+        {"by": "time", "valid": "1d", "test": "1d", "last": "now"},
+    ):
         with pytest.raises(ConfigError, match=r"data\.split\.last"):
             SplitConfig(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_auc_of_a_column_with_gaps_is_at_most_one() -> None:
     positive = pl.Series(np.arange(400) % 4 > 0)
-    assert 0.5 <= alone(pl.Series([f"words {'9' if row == 3 else ''} {row:x}" for row in range(400)]), positive) <= 1
+    assert (
+        0.5
+        <= alone(pl.Series([f"words {'9' if row == 3 else ''} {row:x}" for row in range(400)]), positive)
+        <= 1
+    )
 
 
 def test_codes_that_begin_with_three_letters_are_no_amounts_of_a_currency(tmp_path: Path) -> None:
@@ -215,9 +257,13 @@ def test_codes_that_begin_with_three_letters_are_no_amounts_of_a_currency(tmp_pa
 
 def test_small_numbers_are_not_the_items_of_a_history() -> None:
     viewed = [(DRAW.zipf(1.4, 9) % 350).tolist() for _ in range(ROWS)]
-    guesses = guesses_of(level=DRAW.integers(0, 9, ROWS), sku=DRAW.integers(0, 350, ROWS), viewed_skus=viewed)
+    guesses = guesses_of(
+        level=DRAW.integers(0, 9, ROWS), sku=DRAW.integers(0, 350, ROWS), viewed_skus=viewed
+    )
     assert "values of sku" in reason(guesses, "viewed_skus")
-    assert "values of" not in reason(guesses_of(level=DRAW.integers(0, 9, ROWS), viewed_skus=viewed), "viewed_skus")
+    assert "values of" not in reason(
+        guesses_of(level=DRAW.integers(0, 9, ROWS), viewed_skus=viewed), "viewed_skus"
+    )
 
 
 def test_a_flag_is_no_label_beside_a_column_of_events(tmp_path: Path) -> None:

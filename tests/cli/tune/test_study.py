@@ -61,7 +61,11 @@ def tune_study(root: Path, folder: Path, trials: int, items: tuple[str, ...] = S
 def history(folder: Path) -> list[tuple[Any, ...]]:
     """Return values, end and validation metrics of the finished trials."""
     trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
-    return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
+    return [
+        (each["params"], each["state"], each["evaluations"])
+        for each in trials
+        if each["state"] != "running"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +133,9 @@ def test_a_killed_study_matches_an_uninterrupted_one(
             # Do not kill before the first trial, because a start takes longer than a trial.
             until = time.monotonic() + 60
             before = _written(tmp_path / "out")
-            while _written(tmp_path / "out") == before and process.poll() is None and time.monotonic() < until:
+            while (
+                _written(tmp_path / "out") == before and process.poll() is None and time.monotonic() < until
+            ):
                 time.sleep(0.01)
             time.sleep(draws.uniform(0, 1.5))
             process.kill()
@@ -188,7 +194,9 @@ def test_bad_trials_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert stopped_at == [3] * 5 + [0] * 3
 
 
-def test_a_directory_has_one_study_and_a_study_one_process(home: Path, complete_study: tuple[Path, Best]) -> None:
+def test_a_directory_has_one_study_and_a_study_one_process(
+    home: Path, complete_study: tuple[Path, Best]
+) -> None:
     folder, _ = complete_study
     with refuses(ConfigError, "recipe.train.max_steps 15 16"):
         tune_study(home, folder, 9, max_steps=16)

@@ -39,10 +39,15 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_missing_cluster_is_a_one_line_error(
-    recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, message: str
+    recipe: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    message: str,
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
-    # Ray looks for the processes of any cluster on this machine, such as the cluster of a parallel test.
+    # Ray looks for the processes of any cluster on this machine, such as the cluster of a parallel
+    # test.
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
     assert main(["prepare", "-q", str(recipe), "--ray", where]) == 2
     errors = capfd.readouterr().err

@@ -1,4 +1,6 @@
-"""Test `prepare` on a cluster of two machines: it writes the same bytes as one machine, also when a process dies."""
+"""Test `prepare` on a cluster of two machines: it writes the same bytes as one machine, also when a
+process dies.
+"""
 
 from __future__ import annotations
 
@@ -63,29 +65,55 @@ def recipe(root: Path, kind: str, **changes: Any) -> Path:
         "shop": user % 11,
         "price": draws.normal(3.0, 2.0, rows).round(3),
     }
-    schema = {"label": "clicked", "dense": [{"name": "price"}], "sparse": [{"name": "item"}, {"name": "shop"}]}
+    schema = {
+        "label": "clicked",
+        "dense": [{"name": "price"}],
+        "sparse": [{"name": "item"}, {"name": "shop"}],
+    }
     if kind == "csv":
         history = {"name": "seen", "kind": "history", "of": "item", "max_length": 5}
-        schema = {**schema, "sparse": [*schema["sparse"], history], "time": "when", "session": "visit", "user": "user"}
+        schema = {
+            **schema,
+            "sparse": [*schema["sparse"], history],
+            "time": "when",
+            "session": "visit",
+            "user": "user",
+        }
     files = 3 if kind == "csv" else 30  # small row groups of one file would be read together
     for number in range(files):
         part = pl.DataFrame(columns)[number * rows // files : (number + 1) * rows // files]
         (part.write_csv if kind == "csv" else part.write_parquet)(root / f"log{number:02}.{kind}")
     source = {"kind": kind, "paths": [f"{root}/*.{kind}"], "schema": schema}
     data = {"path": str(root / "ray"), "source": source, "shard_samples": 400}
-    path.write_text(yaml.safe_dump({"name": "r", "data": data, "model": {"kind": "dlrm", "bottom_mlp": [4]}}))
+    path.write_text(
+        yaml.safe_dump({"name": "r", "data": data, "model": {"kind": "dlrm", "bottom_mlp": [4]}})
+    )
     return path
 
 
 def start(path: Path, cluster: dict[str, str], *more: str, where: str = "auto") -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", "-m", "stratarec", "prepare", "-q", str(path), "--ray", where, *more]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "stratarec",
+        "prepare",
+        "-q",
+        str(path),
+        "--ray",
+        where,
+        *more,
+    ]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=cluster, cwd=path.parent
     )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def workers(holder: int) -> list[int]:
@@ -144,9 +172,13 @@ def test_a_killed_prepare_resumes_where_it_stopped(tmp_path: Path, cluster: dict
     run.communicate()
     assert not (tmp_path / "ray").exists()
     before = {note.name: note.stat().st_mtime_ns for note in work.glob("encoded/*.json")}
-    shards = {shard.name: shard.stat().st_mtime_ns for shard in (work / "output").rglob("train/shard-*.parquet")}
+    shards = {
+        shard.name: shard.stat().st_mtime_ns for shard in (work / "output").rglob("train/shard-*.parquet")
+    }
     assert main(["prepare", "-q", str(path)]) == 0
-    after = {shard.name: shard.stat().st_mtime_ns for shard in (tmp_path / "ray").rglob("train/shard-*.parquet")}
+    after = {
+        shard.name: shard.stat().st_mtime_ns for shard in (tmp_path / "ray").rglob("train/shard-*.parquet")
+    }
     finished = [f"shard-{name.removesuffix('.json')}.parquet" for name in before]
     assert len(finished) >= 1
     assert [after[name] for name in finished] == [shards[name] for name in finished]

@@ -1,4 +1,6 @@
-"""Start a Ray cluster of two machines with one processor each, as Ray sees it, until standard input closes."""
+"""Start a Ray cluster of two machines with one processor each, as Ray sees it, until standard input
+closes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Test a codec of another package: it is compiled into the kernels, trained, planned, exported and scored."""
+"""Test a codec of another package: it is compiled into the kernels, trained, planned, exported and
+scored.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ CHANGES = {
 
 @pytest.mark.slow
 def test_a_codec_of_a_package_is_trained_and_exported(tmp_path: Path) -> None:
-    codecs, scores, auc = json.loads(train_with(REGISTERS, tmp_path, json.dumps(CHANGES), CHECKS).splitlines()[-1])
+    codecs, scores, auc = json.loads(
+        train_with(REGISTERS, tmp_path, json.dumps(CHANGES), CHECKS).splitlines()[-1]
+    )
     assert codecs == ["fp24"]
     assert all(0 < score < 1 for score in scores)
     assert auc > 0.55

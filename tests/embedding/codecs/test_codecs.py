@@ -1,4 +1,6 @@
-"""Run the conformance suite for every codec, with bytes that must not change unless `record.FORMAT` does."""
+"""Run the conformance suite for every codec, with bytes that must not change unless `record.FORMAT`
+does.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,11 @@ class TestInt4StochasticWide(StochasticTests, QuantisedTests):
 
 
 def test_every_codec_has_a_conformance_suite() -> None:
-    suites = {suite.config.kind for suite in globals().values() if isinstance(suite, type) and hasattr(suite, "config")}
+    suites = {
+        suite.config.kind
+        for suite in globals().values()
+        if isinstance(suite, type) and hasattr(suite, "config")
+    }
     assert suites == set(KINDS)
 
 
@@ -148,15 +154,22 @@ def test_invalid_indices_and_arrays_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("sgd", "batch"), ("rowwise_adagrad", "batch"), ("rowwise_adam", "all"), ("adam", "all")]
+    ("kind", "rows"),
+    [("sgd", "batch"), ("rowwise_adagrad", "batch"), ("rowwise_adam", "all"), ("adam", "all")],
 )
 def test_rows_have_the_bytes_of_an_exact_codec(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
-    codec, float_rows = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.state_shape)
+    codec, float_rows = (
+        RecordCodec.of(CodecConfig(), 3, optimizer),
+        FloatRows.allocate(5, 3, **optimizer.state_shape),
+    )
     for part in float_rows.parts:
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
     expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(float_rows, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
+    assert (
+        codec.encode(float_rows, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0)
+        == -1
+    )
     np.testing.assert_array_equal(float_rows.to_records(), expected)
     other = FloatRows.allocate(5, 3, **optimizer.state_shape)
     other.load_records(expected)

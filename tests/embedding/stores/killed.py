@@ -1,7 +1,8 @@
-"""Write, compact and checkpoint an SSD store in a process that is killed again and again; run by test_stores.py.
+"""Write, compact and checkpoint an SSD store in a process that is killed again and again; run by
+test_stores.py.
 
-The killed processes are forks of this one, which never starts a thread. Importing everything again would take seconds
-for each.
+The killed processes are forks of this one, which never starts a thread. Importing everything again
+would take seconds for each.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def work(root: Path) -> None:
 
 
 def verify(root: Path) -> int:
-    """Check that the newest checkpoint has exactly the rows written until its step, and return the step."""
+    """Check that the newest checkpoint has exactly the rows written until its step, and return the
+    step.
+    """
     store = open_store(root, depth=1)
     step = restore(store, newest(root))
     expected = np.zeros((ROWS, RECORD_BYTES), np.uint8)

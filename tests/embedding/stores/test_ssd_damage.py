@@ -39,8 +39,8 @@ def checkpoint(tmp_path: Path) -> tuple[Path, Manifest]:
 
 
 def regions(store: SsdRecords, blocks: int) -> list[int]:
-    """Return offsets in every region of every block (checksum, tag, records, padding, unused tail) and some random
-    ones.
+    """Return offsets in every region of every block (checksum, tag, records, padding, unused tail)
+    and some random ones.
     """
     shape = store.layout.shape
     cell, tail = shape.cell_words * 8, shape.per_block * shape.cell_words * 8
@@ -111,7 +111,9 @@ def test_a_truncated_segment_is_named_when_restored_and_when_read(
     store.close()
 
 
-def test_every_flipped_byte_of_a_location_file_is_detected(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_location_file_is_detected(
+    checkpoint: tuple[Path, Manifest], tmp_path: Path
+) -> None:
     directory, manifest = checkpoint
     store = open_store(tmp_path / "second")
     for entry in manifest["files"]:
@@ -129,7 +131,9 @@ def test_every_flipped_byte_of_a_location_file_is_detected(checkpoint: tuple[Pat
     store.close()
 
 
-def test_a_block_copied_over_another_block_is_damage(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
+def test_a_block_copied_over_another_block_is_damage(
+    checkpoint: tuple[Path, Manifest], tmp_path: Path
+) -> None:
     directory, manifest = checkpoint
     path = max(directory.glob("segment-*.log"), key=lambda path: path.stat().st_size)
     content = path.read_bytes()

@@ -1,4 +1,6 @@
-"""Test conditions that are not damage: short reads and writes, refused direct I/O, too many open files."""
+"""Test conditions that are not damage: short reads and writes, refused direct I/O, too many open
+files.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_short_read_is_continued(tmp_path: Path, got: int) -> None:
     try:
         assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 100, got) == 12_288
         np.testing.assert_array_equal(actual, content)
-        assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 8292, 0) == 4096, "a short file ends the read"
+        assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 8292, 0) == 4096, (
+            "a short file ends the read"
+        )
     finally:
         os.close(descriptor)
     assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 100, -errno.EBADF) == 0, (
@@ -59,7 +63,9 @@ def test_a_short_read_is_continued(tmp_path: Path, got: int) -> None:
 def test_direct_io_that_fails_on_first_access_is_not_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some file systems let a file be opened with O_DIRECT and then fail the first access with EINVAL."""
+    """Some file systems let a file be opened with O_DIRECT and then fail the first access with
+    EINVAL.
+    """
     access = getattr(os, name)
 
     def refusing(descriptor: int, *given: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Test the space of an SSD store: its bounds, a budget, a full disk, and file systems without links or direct reads."""
+"""Test the space of an SSD store: its bounds, a budget, a full disk, and file systems without links
+or direct reads.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "depth": 2}
 
 
 def open_store(directory: Path, **config: int) -> SsdRecords:
-    return SsdRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=SsdConfig(**{**SMALL, **config}))
+    return SsdRecords(
+        directory, rows=ROWS, record_bytes=RECORD_BYTES, config=SsdConfig(**{**SMALL, **config})
+    )
 
 
 def write(store: SsdRecords, rows: np.ndarray, seed: int) -> None:
@@ -96,7 +100,10 @@ def test_an_exceeded_budget_is_an_error_and_store_and_checkpoint_stay_intact(tmp
         write(store, np.arange(500, ROWS), 2)
     assert store.segments.file_bytes <= budget
     written, records = read_all(store)
-    old, new = random_records(np.arange(ROWS), RECORD_BYTES, 1), random_records(np.arange(ROWS), RECORD_BYTES, 2)
+    old, new = (
+        random_records(np.arange(ROWS), RECORD_BYTES, 1),
+        random_records(np.arange(ROWS), RECORD_BYTES, 2),
+    )
     fresh = (records == new).all(axis=1)
     assert ((records == old).all(axis=1) | fresh)[written].all()
     assert written[:1000].all()
@@ -119,9 +126,13 @@ def test_a_budget_is_kept_while_dead_rows_can_be_reclaimed(tmp_path: Path) -> No
     store.close()
 
 
-@pytest.mark.parametrize(("before", "after"), [(1 << 20, 4 << 20), (4 << 20, 1 << 20), (0, 1 << 20), (1 << 20, 0)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(1 << 20, 4 << 20), (4 << 20, 1 << 20), (0, 1 << 20), (1 << 20, 0)]
+)
 def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
-    """The budget determines the length of segments. The error for an exceeded budget recommends a larger one."""
+    """The budget determines the length of segments. The error for an exceeded budget recommends a
+    larger one.
+    """
 
     def make_store(name: str, budget: int) -> SsdRecords:
         config = SsdConfig(buffer_bytes=4096, budget_bytes=budget)
@@ -150,7 +161,9 @@ def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, 
 
 def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: Path) -> None:
     rows = np.arange(4_000_000)
-    large = SsdRecords(tmp_path / "one", rows=len(rows), record_bytes=20, config=SsdConfig(buffer_bytes=4096))
+    large = SsdRecords(
+        tmp_path / "one", rows=len(rows), record_bytes=20, config=SsdConfig(buffer_bytes=4096)
+    )
     large.write(rows[:10], random_records(rows[:10], 20, 1))
     manifest = large.checkpoint(new_directory(tmp_path / "a"), None)
     config = SsdConfig(buffer_bytes=4096, budget_bytes=1 << 20)
@@ -180,7 +193,9 @@ def test_a_full_disk_is_an_error_and_the_store_stays_intact(mounted: Path) -> No
 
 @small_disk
 @pytest.mark.filterwarnings("ignore:.*hard links")
-def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_previous_one_stays(mounted: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_previous_one_stays(
+    mounted: Path, tmp_path: Path
+) -> None:
     store = open_store(tmp_path / "store")
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(mounted / "first"), None)

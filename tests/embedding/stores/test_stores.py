@@ -1,4 +1,6 @@
-"""Run the conformance suite for every store, and test that the writes of an SSD store survive kills."""
+"""Run the conformance suite for every store, and test that the writes of an SSD store survive
+kills.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class ArrayRecordsTests(RecordStoreTests):
     """Additional tests of homes in memory; `test_ssd_space` tests SSD stores on full disks."""
 
     @pytest.mark.parametrize("size", [0, 200, 20_000])
-    def test_a_checkpoint_without_space_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
+    def test_a_checkpoint_without_space_changes_nothing(
+        self, store: RecordStore, tmp_path: Path, size: int
+    ) -> None:
         self.fill(store, np.arange(self.rows), seed=1)
         store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(0, self.rows, 2), seed=2)
@@ -101,7 +105,9 @@ class TestSsdRecords(RecordStoreTests):
 class TestSsdRecordsWithFrequentRows(RecordStoreTests):
     def make(self, directory: Path) -> RecordStore:
         tables = [(0, 0), (7, 20), (self.rows // 2, self.rows // 4), (self.rows - 9, 9)]
-        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL, frequent=tables)
+        return SsdRecords(
+            directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL, frequent=tables
+        )
 
 
 class TestSsdRecordsOfManyBlocks(RecordStoreTests):
@@ -123,7 +129,9 @@ class TestSsdRecordsWithoutAsynchronousReads(RecordStoreTests):
 @pytest.mark.parametrize("depth", [1, 3, 128])
 def test_reads_of_every_order_and_depth_return_what_was_written(tmp_path: Path, depth: int) -> None:
     rows, generator = np.arange(20_000), np.random.default_rng(0)
-    store = SsdRecords(tmp_path, rows=len(rows), record_bytes=260, config=SsdConfig(buffer_bytes=1 << 16, depth=depth))
+    store = SsdRecords(
+        tmp_path, rows=len(rows), record_bytes=260, config=SsdConfig(buffer_bytes=1 << 16, depth=depth)
+    )
     records = random_records(rows, 260, 1)
     store.write(rows, records)
     store.flush()
@@ -147,7 +155,7 @@ class FrequentRowsMachine(SsdMachine):
         config, tables = SsdConfig(segment_bytes=8192, buffer_bytes=4096, depth=2), [(3, self.rows // 3)]
         return SsdRecords(
             directory, rows=self.rows, record_bytes=self.record_bytes, config=config, frequent=tables
-        )  # fmt: skip
+        )
 
 
 TestFrequentRowsMachine = FrequentRowsMachine.TestCase
@@ -177,7 +185,9 @@ def refuse(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_existing_files_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+def test_existing_files_are_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"rows")
     target.write_bytes(b"mine")
@@ -189,7 +199,9 @@ def test_existing_files_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_planted_link_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+def test_a_planted_link_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
     source, target, elsewhere = tmp_path / "source", tmp_path / "target", tmp_path / "elsewhere"
     source.write_bytes(b"rows")
     target.symlink_to(elsewhere)

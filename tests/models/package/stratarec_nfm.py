@@ -1,4 +1,6 @@
-"""Neural factorization machine (He and Chua 2017, arXiv 1708.05027): a deep network on the pooled pairs of vectors."""
+"""Neural factorization machine (He and Chua 2017, arXiv 1708.05027): a deep network on the pooled
+pairs of vectors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Verify everything that StrataRec wrote, file by file. Opening a data set or a run checks less, and is faster."""
+"""Verify everything that StrataRec wrote, file by file. Opening a data set or a run checks less,
+and is faster.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ from stratarec.training.run.run_directory import (
 
 
 def check(path: Path) -> Iterator[str]:
-    """Verify a data set, run, export, delta, plan or study; yield one line for each part that is valid.
+    """Verify a data set, run, export, delta, plan or study; yield one line for each part that is
+    valid.
 
     All known files are read. The last line names files that are not known, if there are any.
 
@@ -120,18 +123,23 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
     if result is not None:
         yield f"result: of {result.checkpoint}"
         if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
-            raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but only {result.steps} steps")
+            raise CheckpointError(
+                f"{path / RESULT} names {result.checkpoint}, but only {result.steps} steps"
+            )
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if (path / REFIT / RECIPE).exists():
         read |= {path / REFIT / RECIPE, path / REFIT / PLAN}
         read_recipe(path / REFIT)
         _check_plan(path / REFIT)
         checkpoints += checkpoint.list_checkpoints(path / REFIT / "checkpoints")
-    # A continued run does not need its first checkpoints, which contain values that `forget` removed.
+    # A continued run does not need its first checkpoints, which contain values that `forget`
+    # removed.
     if result is not None and (checkpoints or not periods.paths(path)):
         for needed in (result.tested(path), result.served(path)):
             if needed not in checkpoints:
-                raise CheckpointError(f"{path / RESULT} names {needed.relative_to(path)}, which does not exist")
+                raise CheckpointError(
+                    f"{path / RESULT} names {needed.relative_to(path)}, which does not exist"
+                )
     for folder in checkpoints:
         with checkpoint.locked(folder):
             phase = "refit, " if folder.parents[1] != path else ""
@@ -158,12 +166,18 @@ def _check_plan(path: Path) -> bool:
 
 
 def _check_periods(run: Path, read: set[Path]) -> Iterator[str]:
-    """Check the periods of a run. For earlier periods only the records exist, and the data is deleted."""
+    """Check the periods of a run. For earlier periods only the records exist, and the data is
+    deleted.
+    """
     for number, path in enumerate(periods.paths(run), start=1):
         period, recipe = periods.read(path), read_recipe(path)
         read |= {path / PERIOD, path / RECIPE, path / PLAN}
         _check_plan(path)
-        samples = f"{period.file}, {period.scores['all']['samples']:,} samples" if period.kind == "log" else period.kind
+        samples = (
+            f"{period.file}, {period.scores['all']['samples']:,} samples"
+            if period.kind == "log"
+            else period.kind
+        )
         yield f"period {number}: {samples}"
         if number > 1 and period.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):
             raise CheckpointError(f"{path / PERIOD} does not follow the period before it")
@@ -176,20 +190,26 @@ def _check_periods(run: Path, read: set[Path]) -> Iterator[str]:
 
 
 def _check_checkpoint(path: Path, recipe: Recipe, read: set[Path]) -> int:
-    """Read a complete checkpoint, whose model must be the one of `recipe`. Return the number of its rows."""
+    """Read a complete checkpoint, whose model must be the one of `recipe`. Return the number of its
+    rows.
+    """
     loaded, total = checkpoint.load(path), 0
     for name, tensors in ((NETWORK, loaded.network), (OPTIMIZER, loaded.optimizer)):
         checkpoint.check_tensors(path / name, tensors, tensors)
     difference = first_difference(recipe.to_dict()["model"], loaded.state["identity"]["model"], "model")
     if difference is not None:
         raise CheckpointError(
-            f"{path} has {difference.field} {difference.have!r}, but {path.parents[1] / RECIPE} {difference.want!r}"
+            f"{path} has {difference.field} {difference.have!r}, but "
+            f"{path.parents[1] / RECIPE} {difference.want!r}"
         )
     read |= {path / name for name in (STATE, NETWORK, OPTIMIZER)}
     for group in loaded.state["tables"]["groups"]:
         read.update(saved_files(path / "tables" / group["name"], group))
         for rows, arrays in saved_rows(path / "tables" / group["name"], group):
-            if not all(np.isfinite(values).all() for values in (arrays.weights, arrays.row_state, arrays.full_state)):
+            if not all(
+                np.isfinite(values).all()
+                for values in (arrays.weights, arrays.row_state, arrays.full_state)
+            ):
                 raise CheckpointError(f"{path}: {group['name']} has a row that is not finite")
             total += len(rows)
     return total

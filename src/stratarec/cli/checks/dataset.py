@@ -1,4 +1,6 @@
-"""Verify every file of a data set. Torch is not loaded, because that takes longer than reading a small data set."""
+"""Verify every file of a data set. Torch is not loaded, because that takes longer than reading a
+small data set.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def is_dataset(path: Path) -> bool:
 
 
 def check(path: Path) -> Iterator[str]:
-    """Verify a data set. Yield one line for each valid part, and a last line if there are unknown files."""
+    """Verify a data set. Yield one line for each valid part, and a last line if there are unknown
+    files.
+    """
     read: set[Path] = set()
     yield from check_dataset(path, read)
     yield from unknown_files(path, read)
@@ -93,14 +97,16 @@ def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
                 of = f" of {count.known} with {label!r}" if dataset.schema.labels else ""
                 have = f"{positives} of {labelled}" if dataset.schema.labels else str(positives)
                 raise DatasetError(
-                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, but its files have "
-                    f"{have}; prepare the data again"
+                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, but its "
+                    f"files have {have}; prepare the data again"
                 )
         yield f"{split}: {dataset.samples(split):,} samples, every value within its range"
 
 
 def _check_shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]:
-    """Read a complete shard. Return for each label the numbers of known and of positive samples, ``[labels, 2]``."""
+    """Read a complete shard. Return for each label the numbers of known and of positive samples,
+    ``[labels, 2]``.
+    """
     names = label_names(len(dataset.schema.label_columns))
     totals = np.zeros((len(names), 2), dtype=np.int64)
     rows, shard = [], dataset.shards(split)[number]
@@ -113,5 +119,7 @@ def _check_shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]
             if dataset.about.rows.kept:
                 rows.append(reader.row_numbers(number, group))
     if rows and len(np.unique(np.concatenate(rows))) != shard.samples:
-        raise DatasetError(f"{dataset.path / shard.path} has duplicate rows of the log; prepare the data again")
+        raise DatasetError(
+            f"{dataset.path / shard.path} has duplicate rows of the log; prepare the data again"
+        )
     return totals

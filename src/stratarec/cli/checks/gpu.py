@@ -1,7 +1,7 @@
 """Verify that a GPU computes the same as the CPU, and measure its speed.
 
-Single operations, trainings, rows in GPU memory, and transfers during computation are compared. Shapes: B samples, D
-width.
+Single operations, trainings, rows in GPU memory, and transfers during computation are compared.
+Shapes: B samples, D width.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ from stratarec.training.steps.graph_step import build_pipeline
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 _EXACT, _ROUNDED = 1e-5, 3e-3
-"""Maximum difference from the CPU in float32, and in bf16: absolute for losses, relative for single operations."""
+"""Maximum difference from the CPU in float32, and in bf16: absolute for losses, relative for single
+operations.
+"""
 _DRIFT = 1e-3
-"""Maximum mean difference between the float32 losses of a complete training on the CPU and on the GPU.
+"""Maximum mean difference between the float32 losses of a complete training on the CPU and on the
+GPU.
 
-A GPU adds in another order than the CPU, and training amplifies the difference: with Adam on all rows, the losses of
-correct devices differed by 3e-4 after 200 steps. Single steps from equal weights (`_EXACT`) are the stricter test.
+A GPU adds in another order than the CPU, and training amplifies the difference: with Adam on all
+rows, the losses of correct devices differed by 3e-4 after 200 steps. Single steps from equal
+weights (`_EXACT`) are the stricter test.
 """
 _ROW_STEPS = 20
 _ROWS = {"item": 500, "place": 20}
@@ -56,9 +60,13 @@ class Sizes(NamedTuple):
     steps: int = 200
     batch: int = 512
     transfer_bytes: int = 1 << 30
-    """Bytes of each transfer, more than the last-level cache of a GPU (50 MB on an H100): memory is measured."""
+    """Bytes of each transfer, more than the last-level cache of a GPU (50 MB on an H100): memory is
+    measured.
+    """
     matrix_edge: int = 8192
-    """Rows of the matrices. At this size, a product takes much longer than synchronizing with the GPU."""
+    """Rows of the matrices. At this size, a product takes much longer than synchronizing with the
+    GPU.
+    """
     models: int = 8
     """Number of models, with different seeds, whose single steps are compared."""
 
@@ -67,7 +75,9 @@ FULL = Sizes()
 
 
 def verify(device: torch.device, sizes: Sizes = FULL) -> Iterator[tuple[Finding, dict[str, float]]]:
-    """Verify a device. Yield each finding with the measurements to record; a finding with a `change` is a failure."""
+    """Verify a device. Yield each finding with the measurements to record; a finding with a
+    `change` is a failure.
+    """
     yield _operations(device), {}
     for config in _models():
         for precision in ("float32", "bf16"):
@@ -79,9 +89,13 @@ def verify(device: torch.device, sizes: Sizes = FULL) -> Iterator[tuple[Finding,
 
 
 def _operations(device: torch.device) -> Finding:
-    worst, name = max((_difference(operate, inputs, device), name) for name, (operate, inputs) in _cases().items())
+    worst, name = max(
+        (_difference(operate, inputs, device), name) for name, (operate, inputs) in _cases().items()
+    )
     state = f"{len(_cases())} operations and their gradients, largest difference from the CPU {worst:.1e} ({name})"
-    return Finding("operations", state, "" if worst <= _EXACT else f"{name} differs by more than {_EXACT:g}: {_REPORT}")
+    return Finding(
+        "operations", state, "" if worst <= _EXACT else f"{name} differs by more than {_EXACT:g}: {_REPORT}"
+    )
 
 
 _REPORT = "use train.device=cpu, and report this with the output of `stratarec doctor --gpu`"
@@ -96,11 +110,15 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
     length, inverse = torch.randint(0, 7, (40,), generator=draws), torch.arange(40).flip(0)
     windows = HistoryWindows(start=(torch.arange(40) % 20), length=length, inverse=inverse)
     count = int(length.sum())
-    pairs = Pairs(first=windows.start, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), length.cumsum(0)]))
+    pairs = Pairs(
+        first=windows.start, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), length.cumsum(0)])
+    )
     # Lists of the device; the last of 31 rows is zeros.
     listed = RowIndex.of_windows(windows.start, length, rows=31, room=count)
     of_pairs = DevicePairs(RowIndex.of_lengths(length, rows=40, room=count), listed)
-    places = RowIndex.of_windows(windows.start, length, rows=31, stride=windows.longest, room=40 * windows.longest)
+    places = RowIndex.of_windows(
+        windows.start, length, rows=31, stride=windows.longest, room=40 * windows.longest
+    )
     samples = RowIndex.of_windows(inverse, torch.ones_like(inverse), rows=40, stride=1, room=40)
 
     def history(rows: Tensor) -> History:
@@ -125,7 +143,9 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
 
 
 def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:
-    """Return the largest difference between CPU and device in an output or gradient, relative to its largest number."""
+    """Return the largest difference between CPU and device in an output or gradient, relative to
+    its largest number.
+    """
     results = []
     for where in (CPU, device):
         leaves = [tensor.to(where).requires_grad_() for tensor in inputs]
@@ -135,7 +155,10 @@ def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.devi
         assert isinstance(total, Tensor)
         gradients = torch.autograd.grad(total, leaves)
         results.append([tensor.detach().cpu() for tensor in (*outs, *gradients)])
-    pairs = [(one[:, : other.shape[1]] if one.dim() == 2 else one, other) for one, other in zip(*results, strict=True)]
+    pairs = [
+        (one[:, : other.shape[1]] if one.dim() == 2 else one, other)
+        for one, other in zip(*results, strict=True)
+    ]
     return max(float((one - other).abs().max() / one.abs().max().clamp(min=1)) for one, other in pairs)
 
 
@@ -148,7 +171,9 @@ def _models() -> list[Any]:
 
 
 def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) -> Finding:
-    """Compare losses with losses on the CPU: first of single steps from equal weights, then of complete trainings."""
+    """Compare losses with losses on the CPU: first of single steps from equal weights, then of
+    complete trainings.
+    """
     train = TrainConfig(precision=precision, clip_norm=10.0)
     limit, drift_limit = (_EXACT, _DRIFT) if precision == "float32" else (_ROUNDED, _ROUNDED)
     # Two steps are run, because only the loss of the second step depends on the first update.
@@ -159,11 +184,13 @@ def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) 
             *(_losses(config, train, where, sizes, 2, seed) for where in (CPU, device)), strict=True
         )
     )
-    expected, one, other = (_losses(config, train, where, sizes, sizes.steps) for where in (CPU, device, device))
+    expected, one, other = (
+        _losses(config, train, where, sizes, sizes.steps) for where in (CPU, device, device)
+    )
     drift = sum(abs(first - right) for first, right in zip(expected, one, strict=True)) / len(one)
     description = (
-        f"difference from the CPU at most {single:.1e} in single steps, {drift:.1e} on average over {sizes.steps} "
-        f"steps; a second run is {'identical' if one == other else 'different'}"
+        f"difference from the CPU at most {single:.1e} in single steps, {drift:.1e} on average over "
+        f"{sizes.steps} steps; a second run is {'identical' if one == other else 'different'}"
     )
     change = ""
     if one != other:
@@ -182,11 +209,13 @@ def _losses(
     schema = Schema(
         dense=tuple(DenseFeature(name=f"n{place}") for place in range(4)),
         sparse=(
-            SparseFeature(name="item"), SparseFeature(name="place"),
+            SparseFeature(name="item"),
+            SparseFeature(name="place"),
             SparseFeature(name="history", kind="history", of="item", max_length=20),
         ),
-        user="user", time="time",
-    )  # fmt: skip
+        user="user",
+        time="time",
+    )
     model = build_model(config, schema, _ROWS, seed=seed, click_rates=[0.5])
     model.place(device)
     model.train()
@@ -204,13 +233,18 @@ def _batch(size: int, step: int) -> Batch:
 
     def bags(rows: int, lengths: Tensor) -> JaggedTensor:
         values = torch.randint(0, rows, (int(lengths.sum()),), generator=draws)
-        return JaggedTensor(values=values, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+        return JaggedTensor(
+            values=values, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        )
 
     one = torch.ones(size, dtype=torch.int64)
-    sparse = KeyedJagged.from_features({
-        "item": bags(_ROWS["item"], one), "place": bags(_ROWS["place"], one),
-        "history": bags(_ROWS["item"], torch.randint(0, 21, (size,), generator=draws)),
-    })  # fmt: skip
+    sparse = KeyedJagged.from_features(
+        {
+            "item": bags(_ROWS["item"], one),
+            "place": bags(_ROWS["place"], one),
+            "history": bags(_ROWS["item"], torch.randint(0, 21, (size,), generator=draws)),
+        }
+    )
     dense = torch.randn(size, 4, generator=draws)
     label = (dense.sum(1) + sparse["item"].values.remainder(5) > 2).float()
     return Batch(label=label, dense=dense, sparse=sparse)
@@ -223,32 +257,46 @@ def _rows_in_memory(device: torch.device, sizes: Sizes) -> Finding:
         pairs = [
             (expected, rows)
             for kind in ("rowwise_adagrad", "adam")
-            for expected, rows in zip(*(_trained_rows(kind, where, sizes) for where in (CPU, device)), strict=True)
+            for expected, rows in zip(
+                *(_trained_rows(kind, where, sizes) for where in (CPU, device)), strict=True
+            )
         ]
     except ConfigError as error:  # such as without Triton
         return Finding(subject, "not available", str(error), must=False)
     worst = max(float((expected - rows).abs().max()) for expected, rows in pairs)
     state = f"lookups, updates and moves of int8 rows, largest difference from the CPU {worst:.1e}"
-    change = "" if worst <= _EXACT else f"rows differ by more than {_EXACT:g}: set memory.hbm to 0, and report this"
+    change = (
+        ""
+        if worst <= _EXACT
+        else f"rows differ by more than {_EXACT:g}: set memory.hbm to 0, and report this"
+    )
     return Finding(subject, state, change)
 
 
 def _trained_rows(kind: Any, device: torch.device, sizes: Sizes) -> Iterator[Tensor]:
-    """Train a table in level 0 and a cached table. Yield the looked-up rows of each step, and at the end all rows."""
+    """Train a table in level 0 and a cached table. Yield the looked-up rows of each step, and at
+    the end all rows.
+    """
     tables = [
         EmbeddingBagConfig(name="whole", num_embeddings=300, embedding_dim=16, feature_names=("whole",)),
-        EmbeddingBagConfig(name="cached", num_embeddings=16 * sizes.batch, embedding_dim=64, feature_names=("cached",)),
+        EmbeddingBagConfig(
+            name="cached", num_embeddings=16 * sizes.batch, embedding_dim=64, feature_names=("cached",)
+        ),
     ]
     cached = TableTier(codec=CodecConfig(kind="int8"), cache_rows=4 * sizes.batch)
     tiers = TierConfig(device=str(device), tables={"cached": cached})
-    module = TieredEmbeddingBagCollection(tables, optimizer=RowOptimizerConfig(kind=kind), seed=1, tiers=tiers)
+    module = TieredEmbeddingBagCollection(
+        tables, optimizer=RowOptimizerConfig(kind=kind), seed=1, tiers=tiers
+    )
     draws = torch.Generator().manual_seed(2)
     try:
         for _ in range(_ROW_STEPS):
-            values = [torch.randint(0, table.num_embeddings, (sizes.batch,), generator=draws) for table in tables]
+            values = [
+                torch.randint(0, table.num_embeddings, (sizes.batch,), generator=draws) for table in tables
+            ]
             features = KeyedJagged(
                 keys=("whole", "cached"), values=torch.cat(values), offsets=None, batch_size=sizes.batch
-            )  # fmt: skip
+            )
             pooled = module(features).pooled
             (pooled * pooled).sum().backward()
             yield pooled.detach().cpu()
@@ -277,7 +325,9 @@ def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[st
 
 
 def _speeds(device: torch.device, sizes: Sizes) -> tuple[Finding, dict[str, float]]:
-    """Measure `DeviceFigures`: transfers of pinned memory, gathers of random rows, products of square matrices."""
+    """Measure `DeviceFigures`: transfers of pinned memory, gathers of random rows, products of
+    square matrices.
+    """
     transfers, memory = transfers_of(device), device_memory(device)[1]
     # Transfer buffers and gathered rows together take three times `size` bytes of GPU memory.
     size = min(sizes.transfer_bytes, memory // 8 // 256 * 256) if memory else sizes.transfer_bytes
@@ -312,7 +362,7 @@ def _speeds(device: torch.device, sizes: Sizes) -> tuple[Finding, dict[str, floa
     }
     up, down = (format_bytes(round(measured[name])) for name in ("up_bytes", "down_bytes"))
     state = (
-        f"{up}/s to the device, {down}/s back, from pinned memory; {measured['float32_flops'] / 1e12:.3g} TFLOP/s "
-        f"float32, {measured['bf16_flops'] / 1e12:.3g} bf16"
+        f"{up}/s to the device, {down}/s back, from pinned memory; {measured['float32_flops'] / 1e12:.3g} "
+        f"TFLOP/s float32, {measured['bf16_flops'] / 1e12:.3g} bf16"
     )
     return Finding("speed", state), measured

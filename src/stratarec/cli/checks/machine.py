@@ -33,7 +33,9 @@ class Finding(NamedTuple):
     change: str = ""
     """Recommended change; empty if nothing has to be changed."""
     must: bool = True
-    """Whether runs stop or give wrong results without the change; otherwise they are only slower."""
+    """Whether runs stop or give wrong results without the change; otherwise they are only
+    slower.
+    """
 
 
 def examine(root: Path, folder: Path) -> Iterator[Finding]:
@@ -71,7 +73,11 @@ def _processor(root: Path) -> Finding:
     flags = _value(root / "proc/cpuinfo", "flags").split()
     vectors = [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     state = f"{platform.machine()}, {', '.join(vectors) or 'no vector instructions'}"
-    change = "" if {"avx2", "fma"} <= {*vectors} else "kernels are much slower without AVX2: use another machine type"
+    change = (
+        ""
+        if {"avx2", "fma"} <= {*vectors}
+        else "kernels are much slower without AVX2: use another machine type"
+    )
     return Finding("processor", state, change, must=False)
 
 
@@ -87,7 +93,9 @@ def _huge_pages(root: Path) -> Finding:
 def _speeds(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free < _MIN_DISK:
-        yield Finding("disk", f"{folder}: {format_bytes(free)} free", f"free at least {format_bytes(_MIN_DISK)}")
+        yield Finding(
+            "disk", f"{folder}: {format_bytes(free)} free", f"free at least {format_bytes(_MIN_DISK)}"
+        )
         return
     try:
         tiers = measure_tiers(MemoryConfig(block=BlockConfig(path=str(folder))), again=True)
@@ -105,7 +113,11 @@ def _speeds(folder: Path) -> Iterator[Finding]:
         f"{block.reads_per_second:,.0f} reads/s, {format_bytes(free)} free"
     )
     slow = block.write_bytes_per_second < _SLOW_WRITES or block.reads_per_second < _SLOW_READS
-    change = "tables with rows on this disk train slowly: name a local NVMe disk in memory.block.path" if slow else ""
+    change = (
+        "tables with rows on this disk train slowly: name a local NVMe disk in memory.block.path"
+        if slow
+        else ""
+    )
     yield Finding("disk", state, change, must=False)
 
 
@@ -120,14 +132,18 @@ def _gpu() -> Finding:
     description = about(device)
     if verified(device) is None:
         return Finding(
-            "GPU", f"{description['device']}, not verified",
-            f"run `stratarec doctor --gpu {device.type}` before using train.device={device.type}", must=False,
-        )  # fmt: skip
+            "GPU",
+            f"{description['device']}, not verified",
+            f"run `stratarec doctor --gpu {device.type}` before using train.device={device.type}",
+            must=False,
+        )
     return Finding("GPU", f"{description['device']}, verified; {description['driver']}")
 
 
 def _value(path: Path, name: str) -> str:
-    """Return the value of `name` in a file with lines ``name: value``, such as /proc/meminfo; empty if absent."""
+    """Return the value of `name` in a file with lines ``name: value``, such as /proc/meminfo; empty
+    if absent.
+    """
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:

@@ -1,4 +1,6 @@
-"""Recognize columns of dates other than the time of the event. Dates may be missing, and may be in any year."""
+"""Recognize columns of dates other than the time of the event. Dates may be missing, and may be in
+any year.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from stratarec.data.columns.dates import Seconds
 from stratarec.data.durations import TimeUnit
 from stratarec.data.schema import DateColumn
 
-# Minimum share of dates among the values of a column of dates. Other values must be words for a missing value, or the
-# column is ignored.
+# Minimum share of dates among the values of a column of dates. Other values must be words for a
+# missing value, or the column is ignored.
 _MOSTLY_DATES = 0.9
-# Dates of years in which `as_times` recognizes a format, and dates of all years in the usual format.
+# Dates of years in which `as_times` recognizes a format, and dates of all years in the usual
+# format.
 _RECENT, _ISO = r"(199|20\d)\d", r"^\s*\d{4}-\d\d-\d\d"
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
@@ -58,7 +61,9 @@ def dates_of_time(column: pl.Series, times: Times) -> Dates:
 
 
 def find_dates(column: pl.Series) -> tuple[Dates | None, str]:
-    """Return the dates of a column; None if the column cannot be used as dates, and the reason if it has some."""
+    """Return the dates of a column; None if the column cannot be used as dates, and the reason if
+    it has some.
+    """
     present = column.drop_nulls()
     if column.dtype.is_temporal():
         usable = column.dtype == pl.Date or column.dtype.base_type() == pl.Datetime
@@ -81,12 +86,17 @@ def find_dates(column: pl.Series) -> tuple[Dates | None, str]:
     words = tuple(sorted(odd.unique().to_list())) if is_text else ()
     if len(odd) and not all(word.strip().lower() in MISSING_WORDS for word in words):
         example = f"{odd[0]}"[:_SHOWN]
-        return None, f"{dates.how}; {example!r} is not a date, as {len(odd) / len(present):.1%} of the values"
+        return (
+            None,
+            f"{dates.how}; {example!r} is not a date, as {len(odd) / len(present):.1%} of the values",
+        )
     return replace(dates, words=words), ""
 
 
 def _zone(column: pl.Series) -> str:
-    """Return the time zone of a column of timestamps; UTC if it has none, or an offset that is no zone."""
+    """Return the time zone of a column of timestamps; UTC if it has none, or an offset that is no
+    zone.
+    """
     zone = getattr(column.dtype, "time_zone", None) or "UTC"
     try:
         return str(ZoneInfo(zone).key)

@@ -1,4 +1,6 @@
-"""Write a recipe for a log as commented YAML: guessed roles with reasons, and the settings that users change first."""
+"""Write a recipe for a log as commented YAML: guessed roles with reasons, and the settings that
+users change first.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,22 @@ _DAY, _MAX_NAME = 86_400, 100
 # Number of floats of optimizer state per row, and the share of memory that tables may take.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
-# Maximum numbers of samples and of values for which an ensemble is best. Above, its wide rows cost more than they gain.
+# Maximum numbers of samples and of values for which an ensemble is best. Above, its wide rows cost
+# more than they gain.
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
-# If more future rows than this share have new values, values that occur once share a row, which trains the row of new
-# values.
+# If more future rows than this share have new values, values that occur once share a row, which
+# trains the row of new values.
 _MOST_NEW = 0.1
 
 
 def draft(
-    paths: tuple[str, ...], output: Path | None, label: str = "", say: Callable[[str], None] = lambda line: None
+    paths: tuple[str, ...],
+    output: Path | None,
+    label: str = "",
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Path, LogSample, Guesses]:
-    """Write a recipe for the log in `paths` to `output`, by default a file in this directory named after the log.
+    """Write a recipe for the log in `paths` to `output`, by default a file in this directory named
+    after the log.
 
     `say` receives a line before work that takes longer.
 
@@ -82,7 +89,8 @@ def _drafted(
 def _check_data(content: dict[str, Any], path: Path) -> None:
     """Refuse a data section that `prepare` would refuse.
 
-    The other sections have fixed fields. Reading them as a `Recipe` would import torch, which takes seconds.
+    The other sections have fixed fields. Reading them as a `Recipe` would import torch, which takes
+    seconds.
     """
     try:
         pydantic.TypeAdapter(PrepareConfig).validate_python(content)
@@ -91,15 +99,18 @@ def _check_data(content: dict[str, Any], path: Path) -> None:
 
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
-    """Return the recipe that `draft` would write for a log, as plain data. No trainings decide about a history."""
+    """Return the recipe that `draft` would write for a log, as plain data. No trainings decide
+    about a history.
+    """
     text, _, _ = _drafted(paths, _name(paths[0]), Path("drafted.yaml"), label, None)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
 
 def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
-    """If the recipe will use an ensemble, make dense features of columns with few whole numbers, and of other columns
-    of whole numbers both a category and a number; else make categories of parts of dates.
+    """If the recipe will use an ensemble, make dense features of columns with few whole numbers,
+    and of other columns of whole numbers both a category and a number; else make categories of
+    parts of dates.
 
     An ensemble encodes numbers in a way that does not rely on their order.
     """
@@ -122,11 +133,15 @@ def _is_small(sample: LogSample, guesses: Guesses) -> bool:
 
 def _values(guesses: Guesses) -> int:
     """Return the approximate number of rows of all tables."""
-    return sum(column.values for column in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
+    return sum(
+        column.values for column in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user"))
+    )
 
 
 def _name(path: str) -> str:
-    """Return the log's file name without its extensions, as a name for the recipe and its directories."""
+    """Return the log's file name without its extensions, as a name for the recipe and its
+    directories.
+    """
     bare = Path(path).name or Path(path).resolve().name  # the path `.` has an empty name
     while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
         bare = bare[: -len(ending)]
@@ -150,10 +165,14 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield f"    kind: {sample.kind}"
     yield f"    paths: {_yaml(list(sample.paths))}"
     for key, value in sample.options.items():
-        note = "  # the log is not UTF-8; check that names and values look right" if key == "encoding" else ""
+        note = (
+            "  # the log is not UTF-8; check that names and values look right" if key == "encoding" else ""
+        )
         yield f"    {key}: {_yaml(value)}{note}"
     missing = {word for column in guesses.columns for word in sample.missing.get(column.name, ())}
-    missing |= {word for column in guesses.of("date") if column.dates is not None for word in column.dates.words}
+    missing |= {
+        word for column in guesses.of("date") if column.dates is not None for word in column.dates.words
+    }
     nulls = sorted(missing)
     if nulls:
         yield f"    nulls: {_yaml(nulls)}  # mean a missing value, in every column"
@@ -176,7 +195,8 @@ def _vocabulary(sample: LogSample, guesses: Guesses) -> Iterator[str]:
 
 
 def _new_values(sample: LogSample, guesses: Guesses) -> float:
-    """Estimate the share of future rows whose value is new, for the category in which it is largest.
+    """Estimate the share of future rows whose value is new, for the category in which it is
+    largest.
 
     The estimate is the share of rows with a value that occurs once (Good, Biometrika 40, 1953).
     """
@@ -188,7 +208,11 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     reasons = {column.name: column.reason for column in guesses.columns}
     rule = guesses.label
     if isinstance(rule, LabelRule):
-        test = f"at_least: {_yaml(rule.at_least)}" if rule.at_least is not None else f"equals: {_yaml(rule.equals)}"
+        test = (
+            f"at_least: {_yaml(rule.at_least)}"
+            if rule.at_least is not None
+            else f"equals: {_yaml(rule.equals)}"
+        )
         yield f"      label: {{column: {_yaml(rule.column)}, {test}}}  # {reasons[rule.column]}"
     else:
         yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
@@ -211,7 +235,8 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield from (f"        - {{{_date(choice.column)}}}  # {choice.reason}" for choice in guesses.dates)
     dense = [f"        - {{{_feature(column)}}}  # {column.reason}" for column in guesses.of("dense")]
     dense += [
-        f"        - {{name: {_yaml(column.number)}, column: {_yaml(column.name)}}}  # also a category, below"
+        f"        - {{name: {_yaml(column.number)}, column: {_yaml(column.name)}}}  "
+        "# also a category, below"
         for column in guesses.of("sparse")
         if column.number
     ]
@@ -242,8 +267,8 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
     choice = guesses.history
     if choice is not None and choice.drafted:
         yield (
-            f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: 50}}"
-            f"  # {choice.reason}"
+            f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: "
+            f"50}}  # {choice.reason}"
         )
     for column in guesses.known_users:
         yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
@@ -265,7 +290,12 @@ def _plain(value: Any) -> Any:
 def _feature(column: Guess) -> str:
     if column.dates is not None:
         return _date(
-            DateColumn(name=column.name, parts=("month",), time_unit=column.dates.unit, time_format=column.dates.form)
+            DateColumn(
+                name=column.name,
+                parts=("month",),
+                time_unit=column.dates.unit,
+                time_format=column.dates.form,
+            )
         )
     parts = [f"name: {_yaml(column.name)}"]
     if column.role == "list":
@@ -299,18 +329,23 @@ def _split(guesses: Guesses) -> Iterator[str]:
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}{why}"
         return
     valid, test = (
-        f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d" for seconds in guesses.split_seconds
+        f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d"
+        for seconds in guesses.split_seconds
     )
     reason = f"test on the last {test} of the log, validation on the {valid} before, as in production"
     last = ""
     if guesses.time is not None and guesses.time.ends_early:
-        last, reason = f", last: {guesses.time.end!r}", f"{reason}; later rows are left out, because they are far later"
+        last, reason = (
+            f", last: {guesses.time.end!r}",
+            f"{reason}; later rows are left out, because they are far later",
+        )
     yield f"  split: {{by: time, valid: {valid}, test: {test}{last}}}  # {reason}"
 
 
 _REFIT = (
     "train:",
-    "  # Metrics are of a model that has not seen validation and test rows. The model that is used is that model after",
+    "  # Metrics are of a model that has not seen validation and test rows. The model that is "
+    "used is that model after",
     "  # training on these rows, too; set this to false to use the tested model.",
     "  refit: true",
 )
@@ -348,8 +383,11 @@ def _table_bytes(rows: int, width: int) -> int:
 
 
 def _yaml(value: Any) -> str:
-    """Write a value as one line of YAML; text with line ends or hidden characters is double-quoted and escaped."""
-    # The value is dumped inside a list, because text such as `0?` needs quotes between braces, but not alone on a line.
+    """Write a value as one line of YAML; text with line ends or hidden characters is double-quoted
+    and escaped.
+    """
+    # The value is dumped inside a list, because text such as `0?` needs quotes between braces, but
+    # not alone on a line.
     dump = partial(yaml.safe_dump, [value], default_flow_style=True, allow_unicode=True, width=float("inf"))
     text = str(dump()).removesuffix("\n")[1:-1]
     return text if visible(text) == text else visible(str(dump(default_style='"')).removesuffix("\n")[1:-1])

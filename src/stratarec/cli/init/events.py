@@ -26,15 +26,15 @@ from stratarec.cli.init.words import (
     is_code,
     names_a,
     tokens,
-)  # fmt: skip
+)
 
 # Minimum share of rows in order of time that counts as evidence.
 _ORDERED = 0.9
-# A time is a property of the values of a column if at least _REPEATED of the rows have a value that repeats, and in
-# _ONE_TIME of these rows the value has one time.
+# A time is a property of the values of a column if at least _REPEATED of the rows have a value that
+# repeats, and in _ONE_TIME of these rows the value has one time.
 _REPEATED, _ONE_TIME = 0.3, 0.98
-# A column has a daily rhythm if it has at least _RHYTHM_VALUES distinct times on _RHYTHM_DAYS days, and chi-squared of
-# the hours of the day, in 8 bins, is at least _RHYTHM.
+# A column has a daily rhythm if it has at least _RHYTHM_VALUES distinct times on _RHYTHM_DAYS days,
+# and chi-squared of the hours of the day, in 8 bins, is at least _RHYTHM.
 _RHYTHM_VALUES, _RHYTHM, _RHYTHM_DAYS = 300, 60.0, 3
 # Minimum share of the later half's rows whose value is also in the earlier half, for a category.
 _RETURNING = 0.3
@@ -47,7 +47,9 @@ class TimeColumn(NamedTuple):
     name: str
     times: Times
     owner: str
-    """Column of which the times are a property, such as the date of registration of a user; empty for other times."""
+    """Column of which the times are a property, such as the date of registration of a user; empty
+    for other times.
+    """
     ordered: str
     """Text that says that rows are in order of time; empty if they are not."""
 
@@ -70,7 +72,9 @@ class TimeChoice:
 
 
 def find_user(frame: pl.DataFrame, names: Sequence[str]) -> Guess | None:
-    """Return the column of users: its name has a word for users, and it has many values that repeat."""
+    """Return the column of users: its name has a word for users, and it has many values that
+    repeat.
+    """
     for name in _named(names, USERS):
         if _has_keys(frame[name]) and not frame[name].null_count():
             rows = len(frame) / frame[name].n_unique()
@@ -79,14 +83,21 @@ def find_user(frame: pl.DataFrame, names: Sequence[str]) -> Guess | None:
 
 
 def find_session(frame: pl.DataFrame, names: Sequence[str], times: Times | None) -> Guess | None:
-    """Return the column of sessions: its name has a word for sessions, and its values repeat, but do not return."""
+    """Return the column of sessions: its name has a word for sessions, and its values repeat, but
+    do not return.
+    """
     for name in _named(names, SESSIONS):
         if not _has_keys(frame[name]) or frame[name].null_count():
             continue
-        rows, share = len(frame) / frame[name].n_unique(), 0.0 if times is None else returning(frame, name, times)
+        rows, share = (
+            len(frame) / frame[name].n_unique(),
+            0.0 if times is None else returning(frame, name, times),
+        )
         if share < _RETURNING:
             later = "" if times is None else f", {share:.0%} return in the later half"
-            return Guess(name=name, role="session", reason=f"its name; {rows:.1f} rows each in the sample{later}")
+            return Guess(
+                name=name, role="session", reason=f"its name; {rows:.1f} rows each in the sample{later}"
+            )
     return None
 
 
@@ -97,16 +108,30 @@ def _named(names: Sequence[str], words: Sequence[str]) -> Iterator[str]:
 
 def _has_keys(column: pl.Series) -> bool:
     """Whether a column has many values that repeat, and that can be ids."""
-    is_id = column.dtype.is_integer() or column.dtype == pl.String or (column.dtype.is_float() and is_whole(column))
+    is_id = (
+        column.dtype.is_integer()
+        or column.dtype == pl.String
+        or (column.dtype.is_float() and is_whole(column))
+    )
     return is_id and FEW < column.n_unique() - bool(column.null_count()) < len(column)
 
 
 def advise_user(guesses: Mapping[str, Guess], frame: pl.DataFrame, item: str) -> dict[str, str]:
-    """Return column -> advice for a log in which no column is the user: why it may be the user, and how to name it."""
-    gaps = [name for name in _named(list(guesses), USERS) if guesses[name].role == "sparse" and _has_keys(frame[name])]
+    """Return column -> advice for a log in which no column is the user: why it may be the user, and
+    how to name it.
+    """
+    gaps = [
+        name
+        for name in _named(list(guesses), USERS)
+        if guesses[name].role == "sparse" and _has_keys(frame[name])
+    ]
     if gaps:
         missing = frame[gaps[0]].null_count() / len(frame)
-        return {gaps[0]: f"missing in {missing:.0%} of rows; to name it as `user`, fill it with an id of the visit"}
+        return {
+            gaps[
+                0
+            ]: f"missing in {missing:.0%} of rows; to name it as `user`, fill it with an id of the visit"
+        }
     ids = [guess for guess in guesses.values() if guess.role == "sparse" and guess.name != item]
     ids = [guess for guess in ids if not guess.ordered and _has_keys(frame[guess.name])]
     ids.sort(key=lambda guess: -guess.values)
@@ -114,7 +139,9 @@ def advise_user(guesses: Mapping[str, Guess], frame: pl.DataFrame, item: str) ->
 
 
 def returning(frame: pl.DataFrame, name: str, times: Times | None) -> float:
-    """Return the share of the later half's rows whose value of a column is also in the earlier half."""
+    """Return the share of the later half's rows whose value of a column is also in the earlier
+    half.
+    """
     column = frame[name]
     if times is not None:
         column = column.gather(times.seconds.arg_sort())
@@ -126,8 +153,8 @@ def returning(frame: pl.DataFrame, name: str, times: Times | None) -> float:
 def returns(frame: pl.DataFrame, name: str, times: Times | None, held_out: pl.Series | None) -> bool:
     """Whether 30 % or more of the later half's rows have a value that is also in the earlier half.
 
-    If `held_out` has the flags of the rows that are not for training: whether 30 % or more of these rows have a value
-    that is also in the others.
+    If `held_out` has the flags of the rows that are not for training: whether 30 % or more of these
+    rows have a value that is also in the others.
     """
     if held_out is None:
         return returning(frame, name, times) >= _RETURNING
@@ -136,8 +163,12 @@ def returns(frame: pl.DataFrame, name: str, times: Times | None, held_out: pl.Se
 
 
 def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> str:
-    """Return why a second id of users or visits is no category: its values do not return. Empty for other columns."""
-    if guess.role not in ("sparse", "dense") or not any(names_a(guess.name, word) for word in (*SESSIONS, *USERS)):
+    """Return why a second id of users or visits is no category: its values do not return. Empty for
+    other columns.
+    """
+    if guess.role not in ("sparse", "dense") or not any(
+        names_a(guess.name, word) for word in (*SESSIONS, *USERS)
+    ):
         return ""
     if not _has_keys(frame[guess.name]):
         return ""
@@ -150,8 +181,9 @@ def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> s
 def find_time(frame: pl.DataFrame, names: Sequence[str], user: Guess | None) -> TimeChoice:
     """Choose the column with the times of the rows.
 
-    Times that are a property of a user or item are left out, and so are text that looks like times and cannot be read.
-    Numbers are times only if their name says so, if rows are in their order, or if they show the rhythm of days.
+    Times that are a property of a user or item are left out, and so are text that looks like times
+    and cannot be read. Numbers are times only if their name says so, if rows are in their order, or
+    if they show the rhythm of days.
 
     Parameters
     ----------
@@ -186,7 +218,9 @@ def find_time(frame: pl.DataFrame, names: Sequence[str], user: Guess | None) -> 
             if not columns
             else TimeChoice(others=others)
         )
-    reason = "; ".join(filter(None, (f"{chosen.times.how}, {chosen.times.span}", chosen.ordered, chosen.times.odd)))
+    reason = "; ".join(
+        filter(None, (f"{chosen.times.how}, {chosen.times.span}", chosen.ordered, chosen.times.odd))
+    )
     return TimeChoice(name=chosen.name, times=chosen.times, reason=reason, others=others)
 
 
@@ -195,7 +229,9 @@ def _may_be_time(name: str) -> bool:
 
 
 def _rank(column: TimeColumn) -> tuple[bool, bool, bool, bool]:
-    """Return signs against a column: a property of something, not named like times, rows in another order."""
+    """Return signs against a column: a property of something, not named like times, rows in another
+    order.
+    """
     words = tokens(column.name)
     return bool(words & BIRTHS), bool(words & ATTRIBUTES), not words & TIMES, not column.ordered
 
@@ -208,11 +244,17 @@ def _examine(frame: pl.DataFrame, name: str, times: Times, user: str) -> TimeCol
 
 
 def _order(frame: pl.DataFrame, times: Times, user: str) -> str:
-    """Say that rows are in order of time, in the whole log or for each user; empty if they are not."""
+    """Say that rows are in order of time, in the whole log or for each user; empty if they are
+    not.
+    """
     if times.values < 3:
         return ""
     if times.rises >= _ORDERED:
-        return "rows are in order of time" if times.rises == 1 else f"{times.rises:.1%} of rows are in order of time"
+        return (
+            "rows are in order of time"
+            if times.rises == 1
+            else f"{times.rises:.1%} of rows are in order of time"
+        )
     if not user:
         return ""
     rows = pl.DataFrame({"key": frame[user], "time": times.seconds}).drop_nulls()
@@ -224,7 +266,9 @@ def _order(frame: pl.DataFrame, times: Times, user: str) -> str:
 
 
 def _owner(frame: pl.DataFrame, times: Times, keys: Sequence[str]) -> str:
-    """Return the column of which the times are a property, because each of its values has one time; else empty."""
+    """Return the column of which the times are a property, because each of its values has one time;
+    else empty.
+    """
     for key in keys:
         if frame[key].dtype.base_type() == pl.List:
             continue
@@ -240,7 +284,9 @@ def _owner(frame: pl.DataFrame, times: Times, keys: Sequence[str]) -> str:
 
 
 def _is_time(candidate: TimeColumn, column: pl.Series) -> bool:
-    """Whether a column that can be read as times is one, by its form, its name, the order of rows or a rhythm."""
+    """Whether a column that can be read as times is one, by its form, its name, the order of rows
+    or a rhythm.
+    """
     times, words = candidate.times, tokens(candidate.name)
     is_named = bool(words & (TIMES | ATTRIBUTES | BIRTHS))
     is_written = column.dtype == pl.String or column.dtype.is_temporal() or "%Y" in times.form
@@ -250,7 +296,9 @@ def _is_time(candidate: TimeColumn, column: pl.Series) -> bool:
 
 
 def _has_rhythm(times: Times) -> bool:
-    """Whether some hours of the day have more times than others, as people sleep. Numbers such as ids have none."""
+    """Whether some hours of the day have more times than others, as people sleep. Numbers such as
+    ids have none.
+    """
     seconds = times.seconds.drop_nulls().unique().to_numpy()
     if len(seconds) < _RHYTHM_VALUES or int(seconds.max() - seconds.min()) < _RHYTHM_DAYS * _DAY:
         return False
@@ -260,7 +308,9 @@ def _has_rhythm(times: Times) -> bool:
 
 
 def _finest(chosen: TimeColumn, columns: Sequence[TimeColumn]) -> TimeColumn:
-    """Return the column with the same times as `chosen` and the most distinct ones: a date and a timestamp."""
+    """Return the column with the same times as `chosen` and the most distinct ones: a date and a
+    timestamp.
+    """
     equal = [
         column
         for column in columns
@@ -280,7 +330,9 @@ def _why_not(column: TimeColumn, chosen: TimeColumn | None) -> str:
 
 
 def other_times(column: pl.Series) -> str:
-    """Return why a column with times, or with text that looks like times, is no feature; empty for other columns."""
+    """Return why a column with times, or with text that looks like times, is no feature; empty for
+    other columns.
+    """
     words = tokens(column.name)
     present = column.drop_nulls()
     if column.dtype == pl.String:

@@ -27,20 +27,24 @@ from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.schema import Decimal
 from stratarec.errors import ConfigError
 
-Role = Literal["label", "weight", "time", "user", "session", "split", "dense", "sparse", "list", "date", "ignored"]
+Role = Literal[
+    "label", "weight", "time", "user", "session", "split", "dense", "sparse", "list", "date", "ignored"
+]
 
-# Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
-# have more distinct values.
+# Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A
+# user column must also have more distinct values.
 FEW = 50
-# An index column increases by one at _MOSTLY_ONE of the rows. A sequence belongs to a feature that has _MOSTLY_SAME of
-# its values.
+# An index column increases by one at _MOSTLY_ONE of the rows. A sequence belongs to a feature that
+# has _MOSTLY_SAME of its values.
 _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.5
-# A list has values of a feature only if the feature has at least this share of the list's number of values.
+# A list has values of a feature only if the feature has at least this share of the list's number of
+# values.
 _LEAST_SHARED = 0.3
 _LONG_TEXT = 60
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
-# A category of whole numbers is a number, too, if it has more than _FEWEST values and floats represent them exactly.
+# A category of whole numbers is a number, too, if it has more than _FEWEST values and floats
+# represent them exactly.
 _FEWEST, _EXACT = 3, 1 << 53
 _UNIQUE = "a different value in every row, like a row number"
 
@@ -65,11 +69,15 @@ class Guess:
     number: str = ""
     """Name of the dense feature with the numbers of this sparse feature; empty for none."""
     of: str = ""
-    """Name of the feature whose values a list contains, if the list seems to be a sequence of user actions."""
+    """Name of the feature whose values a list contains, if the list seems to be a sequence of user
+    actions.
+    """
     dates: Dates | None = None
     """Format of the dates, for the role ``date``."""
     leak: Guess | None = None
-    """Guess for the column if its suspected leak is ignored; set for a column that is left out because of the leak."""
+    """Guess for the column if its suspected leak is ignored; set for a column that is left out
+    because of the leak.
+    """
 
 
 def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
@@ -81,7 +89,8 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         return _ignored(column, f"no usable name in the header; {advice}")
     if not is_name(column.name):
         return _ignored(
-            column, "features cannot have that name (over 200 bytes, control characters, @ in front); rename it"
+            column,
+            "features cannot have that name (over 200 bytes, control characters, @ in front); rename it",
         )
     if kind.base_type() == pl.Array:
         return guess_feature(column.arr.to_list(), sample)
@@ -93,7 +102,11 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
     if kind.is_temporal() and (dates := find_dates(column)[0]) is not None:
         return Guess(name=column.name, role="date", reason=dates.how, dates=dates)
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
-        advice = "; write each of its fields as a separate column to use it" if kind.base_type() == pl.Struct else ""
+        advice = (
+            "; write each of its fields as a separate column to use it"
+            if kind.base_type() == pl.Struct
+            else ""
+        )
         return _ignored(column, f"{kind}, which is neither a number nor a category{advice}")
     distinct = column.n_unique() - bool(column.null_count())
     if distinct < 2:
@@ -109,7 +122,9 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         if reason:
             return _ignored(column, reason)
     if kind.is_float() and not is_whole(column):
-        return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
+        return Guess(
+            name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}"
+        )
     if kind == pl.String:
         return _text_feature(column, sample, distinct)
     if distinct == len(column) and len(column) > FEW and (is_code(column.name) or _numbers_rows(column)):
@@ -121,7 +136,9 @@ def _written_feature(column: pl.Series, written: WrittenNumbers, sample: LogSamp
     """Return a dense feature, unless its amounts are in several currencies."""
     if len(written.units) > 1:
         units = ", ".join(map(repr, written.units))
-        return _ignored(column, f"amounts in several currencies ({units}); write them in one currency to use them")
+        return _ignored(
+            column, f"amounts in several currencies ({units}); write them in one currency to use them"
+        )
     reason = f"numbers written as {written.example!r}{_missing(column, sample)}"
     return Guess(name=column.name, role="dense", reason=reason, decimal=written.decimal)
 
@@ -152,7 +169,11 @@ def _list_feature(lists: pl.Series, what: str, sample: LogSample, separator: str
 
 def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     """Decide whether whole numbers or booleans are amounts or ids."""
-    kind, values, missing = column.dtype, growth(column, len(column), sample.total), _missing(column, sample)
+    kind, values, missing = (
+        column.dtype,
+        growth(column, len(column), sample.total),
+        _missing(column, sample),
+    )
     code = is_code(column.name)
     if kind.is_numeric() and not code and names_amount(column.name):
         return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")
@@ -171,12 +192,19 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
     integer = sample.kind == "csv" and kind != pl.Boolean
     ordered = kind.is_numeric() and not code and 2 < distinct <= FEW and not tokens(column.name) & {*ITEMS}
     return Guess(
-        name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer, ordered=ordered
+        name=column.name,
+        role="sparse",
+        reason=f"{reason}{missing}",
+        values=values,
+        integer=integer,
+        ordered=ordered,
     )
 
 
 def as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
-    """Turn whole numbers (such as student numbers) into ids if single values predict the label better than order."""
+    """Turn whole numbers (such as student numbers) into ids if single values predict the label
+    better than order.
+    """
     is_number = guess.role == "dense" and column.dtype.is_integer() and not tokens(guess.name) & AMOUNTS
     if not is_number or column.n_unique() <= FEW or not predicts_by_value(column, positive):
         return guess
@@ -195,7 +223,9 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
         return _list_feature(lists, "lists as text", sample)
     odd = column.filter(~fits)
     if odd.str.contains(LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
-        return _ignored(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
+        return _ignored(
+            column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them'
+        )
     fault = "" if is_code(column.name) else number_fault(column)
     if fault:
         return _ignored(column, fault)
@@ -218,7 +248,9 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
 
 
 def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
-    """Turn a list into a sequence if its name suggests earlier events, and a feature has most of the list's values."""
+    """Turn a list into a sequence if its name suggests earlier events, and a feature has most of
+    the list's values.
+    """
     if guess.role != "list" or not tokens(guess.name) & EARLIER:
         return guess
     column = frame[guess.name].drop_nulls()
@@ -227,18 +259,31 @@ def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> G
     # A feature with a few small numbers has the most frequent values of many lists.
     enough = values.n_unique() * _LEAST_SHARED
     distinct = {name: frame[name].cast(pl.String).unique() for name in features}
-    values_by_feature = {name: others.implode() for name, others in distinct.items() if len(others) >= enough}
-    shares = {name: values.is_in(others).sum() / max(len(values), 1) for name, others in values_by_feature.items()}
+    values_by_feature = {
+        name: others.implode() for name, others in distinct.items() if len(others) >= enough
+    }
+    shares = {
+        name: values.is_in(others).sum() / max(len(values), 1) for name, others in values_by_feature.items()
+    }
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] < _MOSTLY_SAME:
         return guess
-    return replace(guess, of=name, reason=f"{guess.reason}; its name, and values of {name}; expected oldest first")
+    return replace(
+        guess, of=name, reason=f"{guess.reason}; its name, and values of {name}; expected oldest first"
+    )
 
 
 def with_number(guess: Guess, frame: pl.DataFrame) -> Guess:
-    """Let a category of whole numbers be a number, too, unless it has two or three values, or numbers like hashes."""
+    """Let a category of whole numbers be a number, too, unless it has two or three values, or
+    numbers like hashes.
+    """
     name = f"{guess.name}.number"
-    if guess.role != "sparse" or not frame[guess.name].dtype.is_numeric() or name in frame.columns or not is_name(name):
+    if (
+        guess.role != "sparse"
+        or not frame[guess.name].dtype.is_numeric()
+        or name in frame.columns
+        or not is_name(name)
+    ):
         return guess
     column = frame[guess.name]
     is_exact = float(column.cast(pl.Float64).abs().max() or 0) < _EXACT  # type: ignore[arg-type]

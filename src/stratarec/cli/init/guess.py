@@ -55,7 +55,9 @@ class Guesses:
     time: Times | None = None
     """Times of the sampled rows."""
     split_seconds: tuple[int, int] = (0, 0)
-    """Lengths of the validation split by time and of the test split after it; both are 0 for a random split."""
+    """Lengths of the validation split by time and of the test split after it; both are 0 for a
+    random split.
+    """
     split: SplitColumn | None = None
     """Column with the split of each row; None if the log has none."""
     bad_rows: str = ""
@@ -65,10 +67,13 @@ class Guesses:
     date_categories: tuple[str, ...] = ()
     """Names of those features of dates that are categories."""
     history: HistoryChoice | None = None
-    """Whether the recipe has a history of each user; None if the log has no users, times or items."""
+    """Whether the recipe has a history of each user; None if the log has no users, times or
+    items.
+    """
     users_return: bool = False
-    """Whether the log is not split by time, and many users of its later rows are also in earlier rows. If a column
-    names the splits: whether many users of rows that are not for training are in training rows, too."""
+    """Whether the log is not split by time, and many users of its later rows are also in earlier
+    rows. If a column names the splits: whether many users of rows that are not for training are in
+    training rows, too."""
 
     @property
     def is_split_by_time(self) -> bool:
@@ -77,14 +82,16 @@ class Guesses:
 
     @property
     def known_users(self) -> tuple[Guess, ...]:
-        """The user column, if many tested users were seen in training; else empty, because their ids have no learned
-        rows.
+        """The user column, if many tested users were seen in training; else empty, because their
+        ids have no learned rows.
         """
         return self.of("user") if self.is_split_by_time or self.users_return else ()
 
     @property
     def item(self) -> Guess | None:
-        """Feature with the item of a row. Of several categories with a name for items, the one with the most values."""
+        """Feature with the item of a row. Of several categories with a name for items, the one with
+        the most values.
+        """
         return find_item(self.columns)
 
     def of(self, role: Role) -> tuple[Guess, ...]:
@@ -107,8 +114,8 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     positive = positives(frame, rule)
     if name in sample.written:
         raise DataError(
-            f"the label {name!r} has numbers written as {sample.written[name].example!r}; a label must be plain "
-            "numbers such as 1234.5: convert the column in the log"
+            f"the label {name!r} has numbers written as {sample.written[name].example!r}; a label must be "
+            "plain numbers such as 1234.5: convert the column in the log"
         )
     excluded = {name, *sample.unnamed, *sample.written}
     usable = [column for column in frame.columns if column not in excluded and is_name(column)]
@@ -116,12 +123,18 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     if weight:
         guesses[weight[0]] = Guess(name=weight[0], role="weight", reason=weight[1])
     others = [column for column in frame.columns if column not in guesses]
-    leaks = {column: leak for column in others if (leak := find_leak(frame[column], positive, name)) is not None}
-    candidates = [column for column in usable if column in others and not (column in leaks and leaks[column].certain)]
+    leaks = {
+        column: leak for column in others if (leak := find_leak(frame[column], positive, name)) is not None
+    }
+    candidates = [
+        column for column in usable if column in others and not (column in leaks and leaks[column].certain)
+    ]
     user = find_user(frame, candidates)
     time = find_time(frame, [column for column in candidates if user is None or column != user.name], user)
     guesses |= {key.name: key for key in (user, time.guess) if key is not None}
-    splits = find_splits(frame, [column for column in candidates if column not in guesses], positive, time.times)
+    splits = find_splits(
+        frame, [column for column in candidates if column not in guesses], positive, time.times
+    )
     split = next((each for each in splits if not each.missing), None)
     for each in splits:
         why = f"{each.missing:,} sampled rows have no value: fill them to split by it"
@@ -131,7 +144,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         reason = each.reason if each is split else f"{each.reason}; {why}"
         guesses[each.name] = Guess(name=each.name, role=role, reason=reason)
     folds = find_folds(frame, [column for column in candidates if column not in guesses])
-    guesses |= {column: Guess(name=column, role="ignored", reason=reason) for column, reason in folds.items()}
+    guesses |= {
+        column: Guess(name=column, role="ignored", reason=reason) for column, reason in folds.items()
+    }
     session = find_session(frame, [column for column in candidates if column not in guesses], time.times)
     if session is not None:
         guesses[session.name] = session
@@ -167,7 +182,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     for column, leak in leaks.items():
         law = class_weights(frame[column], positive)
         if law and leak.certain:
-            leak = replace(leak, text=f"{leak.text} If it is the sample weight ({law}), name it as `weight`")
+            leak = replace(
+                leak, text=f"{leak.text} If it is the sample weight ({law}), name it as `weight`"
+            )
         guesses[column] = _with_leak(guesses[column], leak, ignore=has_features)
     stages = [column for column, leak in leaks.items() if leak.is_stage and is_binary(frame[column])]
     if stages and not label:
@@ -176,7 +193,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     bad = {"label": positive.null_count(), "time": time.times.unread if time.times else 0}
     columns = tuple(guesses[column] for column in frame.columns)
     if not any(column.role in (*_FEATURES, "user") for column in columns):
-        unusable = "; ".join(f"{column.name} ({column.reason})" for column in columns[:20] if column.name != name)
+        unusable = "; ".join(
+            f"{column.name} ({column.reason})" for column in columns[:20] if column.name != name
+        )
         raise DataError(
             f"no column can be a feature; other columns than the label {name!r}: {unusable or 'none'}"
             f"{sample.incomplete_note}"
@@ -210,7 +229,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
 
 
 def _known_with_label(column: pl.Series, known: pl.Series, label: str) -> str:
-    """Return why a column is no feature of a log in which some rows have no label; empty if it may be one."""
+    """Return why a column is no feature of a log in which some rows have no label; empty if it may
+    be one.
+    """
     if column.filter(known).drop_nulls().n_unique() < 2:
         return f"a single value, or none, in rows with a value of {label}"
     if (column.is_not_null() == known).all():
@@ -219,14 +240,18 @@ def _known_with_label(column: pl.Series, known: pl.Series, label: str) -> str:
 
 
 def find_item(guesses: Sequence[Guess]) -> Guess | None:
-    """Return the category whose name is an id of items; else the one with the most values that has such a word."""
+    """Return the category whose name is an id of items; else the one with the most values that has
+    such a word.
+    """
     items = [guess for guess in guesses if guess.role == "sparse" and tokens(guess.name) & {*ITEMS}]
     ids = [guess for word in ITEMS for guess in items if names_a(guess.name, word)]
     return ids[0] if ids else max(items, key=lambda guess: guess.values, default=None)
 
 
 def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
-    """Add a suspected leak to the reason of a column. If the leak is certain and `ignore` is set, drop the column."""
+    """Add a suspected leak to the reason of a column. If the leak is certain and `ignore` is set,
+    drop the column.
+    """
     if guess.role in (*_FEATURES, "date") and leak.certain and ignore:
         return Guess(name=guess.name, role="ignored", reason=leak.text, leak=guess)
     if guess.role not in (*_FEATURES, "ignored"):

@@ -1,9 +1,11 @@
-"""Decide whether a drafted recipe has a history of each user: by a rule, and for small logs by validation.
+"""Decide whether a drafted recipe has a history of each user: by a rule, and for small logs by
+validation.
 
-The rule requires enough positive rows per user, and enough per value of the feature: if most values are seen only a few
-times, a model cannot learn what they predict. A history that passes the rule can still make the model worse. If the log
-is small enough for two short trainings, the history is kept only if it lowers the validation log loss by more than two
-standard errors. `docs/log.md` has the measurements.
+The rule requires enough positive rows per user, and enough per value of the feature: if most values
+are seen only a few times, a model cannot learn what they predict. A history that passes the rule
+can still make the model worse. If the log is small enough for two short trainings, the history is
+kept only if it lowers the validation log loss by more than two standard errors. `docs/log.md` has
+the measurements.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from stratarec.io.scratch import temporary_directory
 
 # Minimum average number of positive rows per user, and per value.
 _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
-# Maximum number of rows of a log for two short trainings, which then take up to a minute on two cores.
+# Maximum number of rows of a log for two short trainings, which then take up to a minute on two
+# cores.
 _MOST_ROWS = 200_000
-# A short training has four networks and no trees, and ends at the second worse epoch. With networks that drop fields
-# instead of plain ones, it did not find a history that helps (`tests/cli/init/test_histories.py`). It uses the learning
-# rates of the run: with one epoch at a rate that falls to 0, a history helped in the short training, not in the run.
+# A short training has four networks and no trees, and ends at the second worse epoch. With networks
+# that drop fields instead of plain ones, it did not find a history that helps
+# (`tests/cli/init/test_histories.py`). It uses the learning rates of the run: with one epoch at a
+# rate that falls to 0, a history helped in the short training, not in the run.
 _SHORT = {
     "train.early_stopping.patience": 2, "model.members": 4, "model.member_kinds": ["plain", "dropout"],
     "model.trees": 0, "train.report": False, "train.curves": [], "train.refit": False,
@@ -34,7 +38,9 @@ _SHORT = {
 
 
 def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> HistoryChoice | None:
-    """Return the choice that the rule makes; None if the log lacks the users, times or items that a history needs."""
+    """Return the choice that the rule makes; None if the log lacks the users, times or items that a
+    history needs.
+    """
     item, users = guesses.item, guesses.of("user")
     if item is None or not users or not guesses.of("time"):
         return None
@@ -45,14 +51,17 @@ def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> 
     by_value = clicks / max(item.values, 1)
     counts = f"{by_user:.1f} positive rows per user, {by_value:.1f} per value"
     if by_user < _USER_ROWS or by_value < _VALUE_ROWS:
-        return HistoryChoice(item.name, False, f"{counts}; a history needs {_USER_ROWS:g} and {_VALUE_ROWS:g}")
+        return HistoryChoice(
+            item.name, False, f"{counts}; a history needs {_USER_ROWS:g} and {_VALUE_ROWS:g}"
+        )
     return HistoryChoice(item.name, True, f"earlier choices of the user; {counts}")
 
 
 def validate_history(
     choice: HistoryChoice, sample: LogSample, content: Mapping[str, Any], say: Callable[[str], None]
 ) -> HistoryChoice:
-    """Return the choice after two short trainings with and without the history, if the log is small enough.
+    """Return the choice after two short trainings with and without the history, if the log is small
+    enough.
 
     Parameters
     ----------
@@ -75,19 +84,27 @@ def validate_history(
             bare = with_values(content, {"data.source.schema": {**source["schema"], "sparse": sparse}})
             joined = having.join(_losses(bare, folder / "without"), on="row", suffix="_without")
     except Interrupted as error:
-        raise Interrupted("stopped; nothing was written; run the same command again", error.signal) from error
+        raise Interrupted(
+            "stopped; nothing was written; run the same command again", error.signal
+        ) from error
     except StrataError as error:
         return choice._replace(reason=f"{choice.reason}; not tested: {error}")
     # Gains are summed by user, because the losses of a user's samples are correlated.
-    by_user = joined.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
+    by_user = (
+        joined.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
+    )
     having_it, lacking_it = (joined[name].to_numpy().mean() for name in ("loss", "loss_without"))
     means = f"{having_it:.4f} with it, {lacking_it:.4f} without it"
     is_better = bool(by_user.sum() > 2 * np.sqrt((by_user**2).sum()))
-    return choice._replace(drafted=is_better, reason=f"in two short trainings the validation log loss is {means}")
+    return choice._replace(
+        drafted=is_better, reason=f"in two short trainings the validation log loss is {means}"
+    )
 
 
 def _losses(content: Mapping[str, Any], folder: Path) -> pl.DataFrame:
-    """Train a recipe below `folder`, and return row, user and log loss of each validation sample."""
+    """Train a recipe below `folder`, and return row, user and log loss of each validation
+    sample.
+    """
     from stratarec.data.prepare.prepare import prepare
     from stratarec.models.metrics import Samples
     from stratarec.progress import SilentProgress

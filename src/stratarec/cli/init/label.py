@@ -20,24 +20,60 @@ _LABELS = {
 # Words that the name of a label may have in addition.
 _FLAGS = {"is", "has", "was", "flag", "flg", "bool", "float", "token", "in", "the", "ad", "item", "user"}
 # Words for events, in the values of a column.
-_EVENTS = {"click", "clicked", "purchase", "purchased", "buy", "bought", "transaction", "conversion", "converted"}
+_EVENTS = {
+    "click",
+    "clicked",
+    "purchase",
+    "purchased",
+    "buy",
+    "bought",
+    "transaction",
+    "conversion",
+    "converted",
+}
 _MANY_EVENTS = 20
 _RATINGS = {"rating", "ratings", "score", "stars", "overall"}
-_YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
+_YES = {
+    "yes",
+    "y",
+    "true",
+    "t",
+    "1",
+    "positive",
+    "pos",
+    "success",
+    "good",
+    "click",
+    "clicked",
+    "buy",
+    "won",
+}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
 _WEIGHTS = {"weight", "weights", "wt", "sampleweight", "sampleweights", "importance", "ipw"}
-# Words that certainly name a sample weight. The word weight alone may also name the weight of a parcel.
-_SAMPLE_WEIGHTS = {"sample", "samples", "sampling", "sampleweight", "sampleweights", "importance", "instance", "ipw"}
+# Words that certainly name a sample weight. The word weight alone may also name the weight of a
+# parcel.
+_SAMPLE_WEIGHTS = {
+    "sample",
+    "samples",
+    "sampling",
+    "sampleweight",
+    "sampleweights",
+    "importance",
+    "instance",
+    "ipw",
+}
 # Minimum number of rows of each class for deciding that a weight is constant in a class.
 _MIN_CLASS_ROWS = 20
 # Maximum number of values that a message lists.
 _SHOWN = 6
-# Maximum number of values of a scale of ratings, and minimum share of rows of each class for other numbers.
+# Maximum number of values of a scale of ratings, and minimum share of rows of each class for other
+# numbers.
 _SCALE, _RARE = 20, 0.05
 
 
 def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
-    """Return the label and the reason. `name` is the label column, or ``COLUMN=WORD``; empty to search for a label.
+    """Return the label and the reason. `name` is the label column, or ``COLUMN=WORD``; empty to
+    search for a label.
 
     Raises
     ------
@@ -64,7 +100,11 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
             return _threshold_rule(frame[name], "its name")
     for name in plain if rated else [*plain, *named]:
         if name in with_gaps:
-            return name, f"its name, and its values are 0 and 1; missing in {frame[name].null_count():,} sampled rows"
+            return (
+                name,
+                "its name, and its values are 0 and 1; missing in "
+                f"{frame[name].null_count():,} sampled rows",
+            )
     ratings = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
     if ratings:
         return _threshold_rule(frame[ratings[0]], "its name")
@@ -78,7 +118,9 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name says only that something was clicked, bought or similar: is_click, but not click_os."""
+    """Whether a name says only that something was clicked, bought or similar: is_click, but not
+    click_os.
+    """
     return tokens(name) - {name.strip().lower()} <= _LABELS | _FLAGS
 
 
@@ -112,7 +154,9 @@ def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) 
 
 
 def class_weights(column: pl.Series, positive: pl.Series) -> str:
-    """Describe a column with one value for all rows of a class, as weights of sampled negatives have; else empty."""
+    """Describe a column with one value for all rows of a class, as weights of sampled negatives
+    have; else empty.
+    """
     if not _is_weight(column) or float(column.min()) <= 0:  # type: ignore[arg-type]
         return ""
     ones, zeros = column.filter(positive.fill_null(False)), column.filter(~positive.fill_null(True))
@@ -123,8 +167,13 @@ def class_weights(column: pl.Series, positive: pl.Series) -> str:
 
 def _is_weight(column: pl.Series) -> bool:
     """Whether the values are finite numbers of at least 0, and not all equal."""
-    # Columns of decimals are no weights: they are wider than 64 bits, because narrower ones were converted before.
-    if not (column.dtype.is_integer() or column.dtype.is_float()) or column.null_count() or column.n_unique() < 2:
+    # Columns of decimals are no weights: they are wider than 64 bits, because narrower ones were
+    # converted before.
+    if (
+        not (column.dtype.is_integer() or column.dtype.is_float())
+        or column.null_count()
+        or column.n_unique() < 2
+    ):
         return False
     return bool(column.is_finite().all()) and float(column.min()) >= 0  # type: ignore[arg-type]
 
@@ -140,7 +189,8 @@ def _named_label(sample: LogSample, option: str) -> tuple[str | LabelRule, str]:
     name = next((name for name in frame.columns if option == name or option.startswith(f"{name}=")), "")
     if not name:
         raise DataError(
-            f"--label {option!r} is not a column; the log has {', '.join(frame.columns[:20])}{sample.incomplete_note}"
+            f"--label {option!r} is not a column; the log has "
+            f"{', '.join(frame.columns[:20])}{sample.incomplete_note}"
         )
     column, word, reason = frame[name], option[len(name) + 1 :].strip(), "named by --label"
     if word:
@@ -160,17 +210,21 @@ def _given_word_rule(column: pl.Series, word: str) -> tuple[LabelRule, str]:
     share = float((_text(column) == word).mean() or 0) if words else 0.0  # type: ignore[arg-type]
     if not words:
         raise DataError(
-            f"--label is {column.name}={word}, but the column is {column.dtype}; name only the column: its larger "
-            "numbers are then positive"
+            f"--label is {column.name}={word}, but the column is {column.dtype}; name only the column: its "
+            "larger numbers are then positive"
         )
     if not 0 < share < 1:
         shown = ", ".join(map(repr, words[:_SHOWN]))
-        raise DataError(f"--label is {column.name}={word}, which no row or every row has; its values are {shown}")
+        raise DataError(
+            f"--label is {column.name}={word}, which no row or every row has; its values are {shown}"
+        )
     return LabelRule(column=column.name, equals=word), f"named by --label; {share:.1%} of rows are {word!r}"
 
 
 def is_binary(column: pl.Series) -> bool:
-    """Whether the column has both 0 and 1, or true and false, and no other values. Values may be missing."""
+    """Whether the column has both 0 and 1, or true and false, and no other values. Values may be
+    missing.
+    """
     if not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return False
     values = column.drop_nulls().unique()
@@ -178,16 +232,23 @@ def is_binary(column: pl.Series) -> bool:
 
 
 def _fault(column: pl.Series) -> str:
-    """Return why a column cannot be a label until the log is changed, and how; empty if nothing is wrong."""
+    """Return why a column cannot be a label until the log is changed, and how; empty if nothing is
+    wrong.
+    """
     values, gaps = column.drop_nulls(), column.null_count()
     if gaps and values.n_unique() == 1:
         return f"is {values[0]!r} or missing; if rows without a value ({gaps:,}) are negative, fill them, as with 0"
     if gaps and len(_words(column)) > _MANY_EVENTS:
         return "has many values; to predict whether there is a value, add a column of 0 and 1 to the log"
-    # A total is at an end, and of many numbers: one of few counts may be as large as all others together by chance.
+    # A total is at an end, and of many numbers: one of few counts may be as large as all others
+    # together by chance.
     if column.dtype.is_numeric() and int((values != 0).sum()) >= _MIN_CLASS_ROWS:
         most = float(values.max())  # type: ignore[arg-type]
-        if most > 1 and most in (values[0], values[-1]) and abs(float(values.sum()) - 2 * most) < 1e-6 * most:
+        if (
+            most > 1
+            and most in (values[0], values[-1])
+            and abs(float(values.sum()) - 2 * most) < 1e-6 * most
+        ):
             return f"is {most:g} in one row, as much as in all other rows: remove the row of totals from the log"
     return ""
 
@@ -202,8 +263,9 @@ def _has_two_numbers(column: pl.Series) -> bool:
 def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     """Return a rule with a threshold between the classes, and its reason.
 
-    If the column counts events, every count above 0 is positive; otherwise the upper third of the scale. If hardly any
-    row, or nearly every row, is in the upper third of the scale, it is the upper third of the rows.
+    If the column counts events, every count above 0 is positive; otherwise the upper third of the
+    scale. If hardly any row, or nearly every row, is in the upper third of the scale, it is the
+    upper third of the rows.
     """
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
     if values.is_infinite().any():
@@ -213,13 +275,18 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     least, most = float(values[0]), float(values[-1])
     if least == 0 and (values == values.round()).all() and _is_count(column):
         return _at_least(column, float(values[1]), f"{reason}; counts from 0 to {most:g}")
-    threshold, scale = float(values.filter(values >= least + 0.7 * (most - least))[0]), f"{least:g} to {most:g}"
+    threshold, scale = (
+        float(values.filter(values >= least + 0.7 * (most - least))[0]),
+        f"{least:g} to {most:g}",
+    )
     share = float((column >= threshold).mean() or 0)  # type: ignore[arg-type]
     if len(values) <= _SCALE or _RARE <= share <= 1 - _RARE:
         return _at_least(column, threshold, f"{reason}; the upper third of {scale}")
     rows = column.cast(pl.Float64).drop_nulls().drop_nans()
     threshold = max(float(rows.quantile(2 / 3, "nearest")), float(values[1]))  # type: ignore[arg-type]
-    return _at_least(column, threshold, f"{reason}; the upper third of the rows, as {share:.2%} reach that of {scale}")
+    return _at_least(
+        column, threshold, f"{reason}; the upper third of the rows, as {share:.2%} reach that of {scale}"
+    )
 
 
 def _infinite(name: str, value: str) -> DataError:
@@ -228,13 +295,17 @@ def _infinite(name: str, value: str) -> DataError:
 
 def _at_least(column: pl.Series, threshold: float, reason: str) -> tuple[LabelRule, str]:
     """Return a rule with a threshold, and the reason with the share of positive rows."""
-    rule = LabelRule(column=column.name, at_least=int(threshold) if threshold == int(threshold) else threshold)
+    rule = LabelRule(
+        column=column.name, at_least=int(threshold) if threshold == int(threshold) else threshold
+    )
     share = float((column >= threshold).mean() or 0)  # type: ignore[arg-type]
     return rule, f"{reason}: {threshold:g} or more is 1, {share:.1%} of rows"
 
 
 def _is_count(column: pl.Series) -> bool:
-    """Whether a column of whole numbers from 0 counts events: its name suggests it, or 0 is the most frequent value."""
+    """Whether a column of whole numbers from 0 counts events: its name suggests it, or 0 is the
+    most frequent value.
+    """
     words = tokens(column.name)
     is_count = bool(words & _LABELS) or bool((column == 0).mean() >= 0.5)  # type: ignore[operator]
     return is_count and not words & _RATINGS
@@ -244,10 +315,15 @@ def _word_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     words = _words(column)
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:_SHOWN]))
-        content = f"text with {len(words) or 'no'} values ({shown})" if column.dtype == pl.String else str(column.dtype)
+        content = (
+            f"text with {len(words) or 'no'} values ({shown})"
+            if column.dtype == pl.String
+            else str(column.dtype)
+        )
         hint = f"; name the positive value, as in --label {column.name}={words[0]}" if words else ""
         raise DataError(
-            f"--label is {column.name!r}, which is {content}; it must be 0 and 1, numbers, or two values{hint}"
+            f"--label is {column.name!r}, which is {content}; it must be 0 and 1, "
+            f"numbers, or two values{hint}"
         )
     word, _ = _positive_word(column)
     other = next(candidate for candidate in words if candidate != word)
@@ -270,7 +346,9 @@ def _words(column: pl.Series) -> list[str]:
 
 
 def _positive_word(column: pl.Series) -> tuple[str, bool]:
-    """Return the word, of two, that is probably positive, and whether this is clear, as for yes and no."""
+    """Return the word, of two, that is probably positive, and whether this is clear, as for yes and
+    no.
+    """
     words = _words(column)
     for word in words:
         other = next(candidate for candidate in words if candidate != word)
@@ -285,7 +363,8 @@ def _positive_word(column: pl.Series) -> tuple[str, bool]:
 
 
 def _events(words: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """Return a column whose values are kinds of events, such as view and purchase, and one of them; None if none is.
+    """Return a column whose values are kinds of events, such as view and purchase, and one of them;
+    None if none is.
 
     Parameters
     ----------
@@ -296,7 +375,9 @@ def _events(words: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
     return next(((name, word) for name, word in few if tokens(word) & _EVENTS), None)
 
 
-def _no_label(sample: LogSample, binary: list[str], two_words: list[str], events: tuple[str, str] | None) -> str:
+def _no_label(
+    sample: LogSample, binary: list[str], two_words: list[str], events: tuple[str, str] | None
+) -> str:
     """Return the error message for a log without an obvious label."""
     frame = sample.frame
     named = [name for name in frame.columns if tokens(name) & _LABELS]
@@ -306,8 +387,9 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str], events
     elif binary and events:
         column, event = events
         return (
-            f"no label found: {binary[0]!r} is the only column of 0 and 1, but {column!r} has events such as "
-            f"{event!r}; use --label {shell_word(f'{column}={event}')} or --label {shell_word(binary[0])}"
+            f"no label found: {binary[0]!r} is the only column of 0 and 1, but {column!r} has events such "
+            f"as {event!r}; use --label {shell_word(f'{column}={event}')} or "
+            f"--label {shell_word(binary[0])}"
         )
     elif binary:
         reason = f"several columns have two values, such as 0 and 1 or yes and no ({candidates})"
@@ -320,8 +402,8 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str], events
     else:
         reason += ", and none is named label, click, rating or similar"
     return (
-        f"no label found: {reason}; use --label COLUMN or --label COLUMN=WORD (for a log that has only clicks, use "
-        f"`kind: clicks`: stratarec init --recipe globo){sample.incomplete_note}"
+        f"no label found: {reason}; use --label COLUMN or --label COLUMN=WORD (for a log that has only "
+        f"clicks, use `kind: clicks`: stratarec init --recipe globo){sample.incomplete_note}"
     )
 
 

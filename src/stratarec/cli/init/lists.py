@@ -10,7 +10,8 @@ _SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "\x03", "|", ";", "\t", "
 # Brackets around several values, or around one value in quotes.
 LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
 _LIKE_AN_OBJECT = r"""(?s)^\s*\{\s*['"].*:.*\}\s*$"""
-# The way to a category in a tree, such as Home > Garden tools. Its parts may contain blanks and commas.
+# The way to a category in a tree, such as Home > Garden tools. Its parts may contain blanks and
+# commas.
 _PATH = r"\s(?:>+|»|›|→|->|/|\\|::)\s|\S(?:>|»|›|→|::)\S"
 _PAIR = r"^[^:=]+[:=]-?\d*\.\d+$"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -18,7 +19,9 @@ _FLAGS = {0, 1}
 
 
 def text_fault(column: pl.Series) -> str:
-    """Return why text in brackets, and text of numbers or pairs, is no feature; empty if it can be one."""
+    """Return why text in brackets, and text of numbers or pairs, is no feature; empty if it can be
+    one.
+    """
     text = column.drop_nulls()
     lists, fits = lists_from_text(text, "")
     if fits.all():
@@ -36,15 +39,18 @@ def text_fault(column: pl.Series) -> str:
         if fault or parts.explode().drop_nulls().str.contains(_PAIR).all():
             return (
                 fault
-                or "pairs of a value and its weight; write values and weights as two lists, see `weights` of kind multi"
+                or "pairs of a value and its weight; write values and weights as two lists, "
+                "see `weights` of kind multi"
             )
     return ""
 
 
 def list_fault(lists: pl.Series) -> str:
-    """Return why a column has no lists of ids, and how to write the log instead; empty if it may have.
+    """Return why a column has no lists of ids, and how to write the log instead; empty if it may
+    have.
 
-    Numbers with fractions are vectors, as are lists of equal lengths whose whole numbers are negative, or 0 and 1.
+    Numbers with fractions are vectors, as are lists of equal lengths whose whole numbers are
+    negative, or 0 and 1.
     """
     inner = lists.dtype.inner  # type: ignore[attr-defined]
     if inner.base_type() in (pl.List, pl.Array):
@@ -66,7 +72,10 @@ def list_fault(lists: pl.Series) -> str:
         return (
             f"vectors of {size} numbers; {advice}"
             if size
-            else ("lists of numbers with fractions; write their length, mean or maximum as columns to use them")
+            else (
+                "lists of numbers with fractions; write their length, mean or "
+                "maximum as columns to use them"
+            )
         )
     return "lists of floats; write them as integers or text to use them as ids" if inner.is_float() else ""
 
@@ -74,9 +83,10 @@ def list_fault(lists: pl.Series) -> str:
 def find_separator(column: pl.Series, distinct: int) -> str:
     """Return the character that separates the parts of the values; empty if there is none.
 
-    Parts must repeat more often than values, or be whole numbers, and values must differ in their number of parts. A
-    control character is always a separator, and & only separates pairs such as k=1&j=2. Paths of categories are not
-    split at commas and blanks, and words between which signs stand are not split at blanks.
+    Parts must repeat more often than values, or be whole numbers, and values must differ in their
+    number of parts. A control character is always a separator, and & only separates pairs such as
+    k=1&j=2. Paths of categories are not split at commas and blanks, and words between which signs
+    stand are not split at blanks.
     """
     text = column.drop_nulls()
     is_path = text.str.contains(_PATH).mean() >= 0.2  # type: ignore[operator]

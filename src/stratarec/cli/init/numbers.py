@@ -1,4 +1,6 @@
-"""Recognize columns of numbers: numbers in text, and whole numbers that are amounts rather than ids."""
+"""Recognize columns of numbers: numbers in text, and whole numbers that are amounts rather than
+ids.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,13 @@ MISSING_WORDS = {
 """Words that mean a missing value, in lower case."""
 _MOST_SPELLINGS = 8
 _WHOLE = r"^[+-]?\d+$"
-# Signs that numbers have, and ids or lists do not: currencies, percent, brackets, and separators of thousands.
+# Signs that numbers have, and ids or lists do not: currencies, percent, brackets, and separators of
+# thousands.
 _SIGNS = r"[\p{Sc}%(\p{L}'’\x{a0}\x{202f}\x{2009}]"
 # One or several groups of three digits; their first digits. Numbers from 1000 without a group.
 _GROUPS, _SHORT, _UNGROUPED = r"\d[,. ]\d{3}(\D|$)", r"^[+-]?\d{1,2}[,. ]", r"\d{4}"
-# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign, or end with two digits. Lists of ids
-# do not.
+# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign, or end with two
+# digits. Lists of ids do not.
 _DECIMAL, _CENTS = r"^([+-]?0|[+-]\d+),\d+$", r"^\d+,\d\d$"
 # Sign or code of a currency.
 _CURRENCY = r"(\p{Sc}|[A-Z]{3})"
@@ -37,20 +40,23 @@ _SCALES = {"K", "k", "M", "m", "B", "b", "T", "G", "kB", "KB", "MB", "GB", "TB"}
 # Codes such as TWA02200200002 begin like an amount of a currency.
 _PADDED = rf"^{_CURRENCY}?[+-]?0\d"
 _BINS = 32
-# Smoothing: each value's positive rate includes this many made-up rows with the rate of its neighbours.
+# Smoothing: each value's positive rate includes this many made-up rows with the rate of its
+# neighbours.
 _PRIOR_ROWS = 10.0
-# Number of standard errors by which single values must predict better. The maximum for some 60 columns of amounts
-# was 3.2.
+# Number of standard errors by which single values must predict better. The maximum for some 60
+# columns of amounts was 3.2.
 _ERRORS = 5.0
 _MIN_CLASS_ROWS = 20
-# `is_ordered` uses values with at least _OFTEN rows. Fewer than _MANY values are too few to draw conclusions from.
+# `is_ordered` uses values with at least _OFTEN rows. Fewer than _MANY values are too few to draw
+# conclusions from.
 _OFTEN, _MANY = 5, 20
 # Minimum ratio of the largest number to the middle one for a long tail.
 _TAIL = 20
 
 
 def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
-    """Convert text to numbers or booleans if all values are such, and return the words that mean a missing value.
+    """Convert text to numbers or booleans if all values are such, and return the words that mean a
+    missing value.
 
     Whole numbers beyond 64 bits, and numbers with leading zeros, stay text, as do
     ids such as 1e82 and numbers whose points separate thousands.
@@ -79,11 +85,12 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
 
 
 def _are_codes(text: pl.Series) -> bool:
-    """Whether texts that Python reads as numbers with fractions are codes: versions, ids of two numbers, digests.
+    """Whether texts that Python reads as numbers with fractions are codes: versions, ids of two
+    numbers, digests.
 
-    Version 3.10 is not 3.1. Numbers with one or two digits behind the point, whose last one may be 0, would also have
-    05 there. Prices of several shops, 2.5 and 2.50, need not. Floats cannot store 1234567890.1772323200, which is an id
-    of a browser and the time of its first visit.
+    Version 3.10 is not 3.1. Numbers with one or two digits behind the point, whose last one may be
+    0, would also have 05 there. Prices of several shops, 2.5 and 2.50, need not. Floats cannot
+    store 1234567890.1772323200, which is an id of a browser and the time of its first visit.
     """
     words = tokens(text.name)
     if words & {"version", "ver"}:
@@ -96,12 +103,17 @@ def _are_codes(text: pl.Series) -> bool:
 
 
 def _are_cut_digests(text: pl.Series) -> bool:
-    """Whether texts such as 4372 and 1e82 are ids: hexadecimal digits that happen to have no other letter than e.
+    """Whether texts such as 4372 and 1e82 are ids: hexadecimal digits that happen to have no other
+    letter than e.
 
-    Programs write a number's exponent with a sign, or with a point before it, unless all numbers are such powers of 10.
+    Programs write a number's exponent with a sign, or with a point before it, unless all numbers
+    are such powers of 10.
     """
     is_power = text.str.contains(r"^\d+[eE]\d+$")
-    return bool(is_power.any() and (is_power | text.str.contains(r"^\d+$")).all()) and not tokens(text.name) & AMOUNTS
+    return (
+        bool(is_power.any() and (is_power | text.str.contains(r"^\d+$")).all())
+        and not tokens(text.name) & AMOUNTS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +130,8 @@ class WrittenNumbers:
 
 
 def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None:
-    """Describe the numbers of a text column; None if it has other text, or if its texts may as well be ids or lists.
+    """Describe the numbers of a text column; None if it has other text, or if its texts may as well
+    be ids or lists.
 
     Parameters
     ----------
@@ -137,7 +150,9 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
     is_odd = failed["."] & failed[","]
     words = tuple(distinct.filter(is_odd).head(_MOST_SPELLINGS + 1).to_list())
     # Only text files have an option for words that mean a missing value.
-    if len(words) > (_MOST_SPELLINGS if delimiter else 0) or any(word.lower() not in MISSING_WORDS for word in words):
+    if len(words) > (_MOST_SPELLINGS if delimiter else 0) or any(
+        word.lower() not in MISSING_WORDS for word in words
+    ):
         return None
     written = distinct.filter(~is_odd)
     fitting = [mark for mark in marks if not (failed[mark] & ~is_odd).any()]
@@ -156,7 +171,8 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
 
 
 def number_fault(text: pl.Series) -> str:
-    """Return what to write in the log if most values of a text column are numbers, but not all; empty if they are not.
+    """Return what to write in the log if most values of a text column are numbers, but not all;
+    empty if they are not.
 
     The other values have units, such as 1.2K and 3 km, or are words.
     """
@@ -164,7 +180,12 @@ def number_fault(text: pl.Series) -> str:
     parts = distinct.str.extract_groups(_WITH_UNIT).struct.unnest()
     units = parts["2"].drop_nulls().unique().sort()
     is_measured = bool(parts["1"].str.contains(r"[.,]\d|\s$").any()) or set(units) <= _SCALES
-    if not parts["1"].null_count() and 0 < len(units) <= len(_SCALES) and is_measured and len(distinct) > _MANY:
+    if (
+        not parts["1"].null_count()
+        and 0 < len(units) <= len(_SCALES)
+        and is_measured
+        and len(distinct) > _MANY
+    ):
         shown = ", ".join(map(repr, units.head(_MOST_SPELLINGS)))
         example = distinct.filter(parts["2"].is_not_null())[0]
         return f"numbers with units ({shown}), such as {example!r}; write plain numbers in one unit to use them"
@@ -196,7 +217,8 @@ def _decimal(written: pl.Series, fitting: Sequence[Decimal], delimiter: str, *, 
     ungrouped = bool((~grouped & written.str.contains(_UNGROUPED)).any())
     is_short = bool(written.filter(grouped).str.contains(_SHORT).any())
     if len(fitting) == 2:
-        # Groups of three digits, such as 12,345. They could also be three decimals, or a list of two ids.
+        # Groups of three digits, such as 12,345. They could also be three decimals, or a list of
+        # two ids.
         if not grouped.any():
             return "." if has_signs or (named and not delimiter) else ""
         comma, point = (bool(written.str.contains(mark, literal=True).any()) for mark in (",", "."))
@@ -220,9 +242,11 @@ def _decimal(written: pl.Series, fitting: Sequence[Decimal], delimiter: str, *, 
 
 
 def groups_with_points(text: pl.Series) -> bool:
-    """Whether points in numbers separate thousands, as in 1.234 and 567, although Python reads them as decimal points.
+    """Whether points in numbers separate thousands, as in 1.234 and 567, although Python reads them
+    as decimal points.
 
-    With three decimals in each number, no number is without a point. Without zeros at the end, no number ends with 0.
+    With three decimals in each number, no number is without a point. Without zeros at the end, no
+    number ends with 0.
     """
     pointed = text.filter(text.str.contains(".", literal=True))
     others = text.filter(~text.str.contains(".", literal=True))
@@ -236,7 +260,8 @@ def groups_with_points(text: pl.Series) -> bool:
 
 
 def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
-    """Whether the positive rate of a value predicts other rows better than the rates of larger and smaller values.
+    """Whether the positive rate of a value predicts other rows better than the rates of larger and
+    smaller values.
 
     Parameters
     ----------
@@ -250,8 +275,8 @@ def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
     if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
         return False
     ranks = numbers.rank("average").to_numpy() / (len(numbers) + 1)
-    # The rates of a row come from the half of the rows that does not contain it. Made-up labels often come from seed 0,
-    # and would be equal to the halves.
+    # The rates of a row come from the half of the rows that does not contain it. Made-up labels
+    # often come from seed 0, and would be equal to the halves.
     half = np.random.default_rng(_BINS).integers(0, 2, len(label)) > 0
     by_order, by_value = np.empty(len(label)), np.empty(len(label))
     codes = np.unique(numbers.to_numpy(), return_inverse=True)[1]
@@ -262,7 +287,8 @@ def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
         centers = np.bincount(bins, ranks, _BINS) / np.maximum(np.bincount(bins, minlength=_BINS), 1)
         used = centers > 0
         by_order[rows] = np.interp(ranks[rows], centers[used], rates[used])
-        # A value that the other half lacks is predicted by its order alone, so it cannot make a difference.
+        # A value that the other half lacks is predicted by its order alone, so it cannot make a
+        # difference.
         first = np.full(int(codes.max()) + 1, label.mean())
         first[codes[rows]] = by_order[rows]
         by_value[rows] = _rates(codes[~rows], label[~rows], first)[codes[rows]]
@@ -270,8 +296,12 @@ def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
     return bool(gain.mean() > _ERRORS * gain.std() / np.sqrt(len(gain)))
 
 
-def _rates(codes: NDArray[np.int64], label: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the smoothed positive rate of each code. `prior` has the rate of a code without rows."""
+def _rates(
+    codes: NDArray[np.int64], label: NDArray[np.float64], prior: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the smoothed positive rate of each code. `prior` has the rate of a code without
+    rows.
+    """
     ones, rows = (np.bincount(codes, weights, len(prior)) for weights in (label, None))
     rates: NDArray[np.float64] = (ones + _PRIOR_ROWS * prior) / (rows + _PRIOR_ROWS)
     return rates
@@ -289,7 +319,9 @@ def is_whole(column: pl.Series) -> bool:
 
 
 def has_long_tail(column: pl.Series) -> bool:
-    """Whether the largest number is many times the middle one, as of amounts, while ids fill their range evenly."""
+    """Whether the largest number is many times the middle one, as of amounts, while ids fill their
+    range evenly.
+    """
     values = column.drop_nulls().unique().sort()
     return int(values[0]) >= 0 and int(values[-1]) >= _TAIL * max(int(values[len(values) // 2]), 1)
 
@@ -302,10 +334,11 @@ def is_spread(column: pl.Series, distinct: int) -> bool:
 
 
 def is_ordered(column: pl.Series) -> bool | None:
-    """Whether frequent numbers have frequent neighbours, as amounts and counts do and ids do not; None if not known.
+    """Whether frequent numbers have frequent neighbours, as amounts and counts do and ids do not;
+    None if not known.
 
-    Round numbers are frequent amounts without frequent neighbours. If most frequent numbers are round, they are
-    amounts if there are many, else nothing is known.
+    Round numbers are frequent amounts without frequent neighbours. If most frequent numbers are
+    round, they are amounts if there are many, else nothing is known.
     """
     counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
     half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())

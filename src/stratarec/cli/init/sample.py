@@ -1,7 +1,7 @@
 """Read a sample of a log, and detect the format of its files.
 
-The sample is the beginning of the log, which is all of a small log, also of many files. If it ends before the log
-does, a part of the last file is added, so that the sample shows when the log ends.
+The sample is the beginning of the log, which is all of a small log, also of many files. If it ends
+before the log does, a part of the last file is added, so that the sample shows when the log ends.
 """
 
 from __future__ import annotations
@@ -91,11 +91,17 @@ class LogSample:
     total: int
     """Number of rows of the log, estimated for text."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name of a column of numbers -> words in it that mean a missing value, in addition to an empty field."""
+    """Name of a column of numbers -> words in it that mean a missing value, in addition to an empty
+    field.
+    """
     written: dict[str, WrittenNumbers] = field(default_factory=dict)
-    """Name of a column of numbers -> how they are written, if they are text that is no plain number."""
+    """Name of a column of numbers -> how they are written, if they are text that is no plain
+    number.
+    """
     incomplete: dict[str, str] = field(default_factory=dict)
-    """Name of a column that is not in every file -> a file without it. `frame` does not have these columns."""
+    """Name of a column that is not in every file -> a file without it. `frame` does not have these
+    columns.
+    """
     unnamed: frozenset[str] = frozenset()
     """Columns of `frame` without a usable name in the log."""
     skipped_lines: dict[str, int] = field(default_factory=dict)
@@ -103,10 +109,14 @@ class LogSample:
 
     @property
     def incomplete_note(self) -> str:
-        """Text at the end of an error message that names the columns in `incomplete`; empty if there are none."""
+        """Text at the end of an error message that names the columns in `incomplete`; empty if
+        there are none.
+        """
         shown = [f"{name!r} (not in {path})" for name, path in sorted(self.incomplete.items())]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        return f"; ignored because not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
+        return (
+            f"; ignored because not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -126,7 +136,8 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     recipe = next((file.path for file in files if file.path.lower().endswith((".yaml", ".yml"))), "")
     if recipe:
         raise DataError(
-            f"{recipe} is a YAML file, expected a log; if it is a recipe, run: stratarec prepare {shell_word(recipe)}"
+            f"{recipe} is a YAML file, expected a log; if it is a recipe, run: stratarec "
+            f"prepare {shell_word(recipe)}"
         )
     sample = _table(paths, files) if _is_table(files) else _text(paths, files)
     if not sample.frame.height:
@@ -136,13 +147,20 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
 
 
 def _with_written_numbers(sample: LogSample, delimiter: str) -> LogSample:
-    """Convert columns of numbers as people write them. Ids with separators, such as 1,234, stay text."""
-    texts = [text for text in sample.frame.iter_columns() if text.dtype == pl.String and not is_code(text.name)]
+    """Convert columns of numbers as people write them. Ids with separators, such as 1,234, stay
+    text.
+    """
+    texts = [
+        text for text in sample.frame.iter_columns() if text.dtype == pl.String and not is_code(text.name)
+    ]
     written = {text.name: form for text in texts if (form := written_numbers(text, delimiter=delimiter))}
     numbers = [numbers_from_text(sample.frame[name], form.decimal) for name, form in written.items()]
     missing = {name: form.missing for name, form in written.items() if form.missing}
     return replace(
-        sample, frame=sample.frame.with_columns(numbers), written=written, missing={**sample.missing, **missing}
+        sample,
+        frame=sample.frame.with_columns(numbers),
+        written=written,
+        missing={**sample.missing, **missing},
     )
 
 
@@ -156,11 +174,15 @@ def _is_table(files: tuple[InputFile, ...]) -> bool:
         if bool(formats[-1]) != bool(formats[0]):
             one, other = (file, files[0]) if formats[-1] else (files[0], file)
             kind = formats[-1] or formats[0]
-            raise DataError(f"{one.path} is {kind} and {other.path} is not; all files must have the same format")
+            raise DataError(
+                f"{one.path} is {kind} and {other.path} is not; all files must have the same format"
+            )
     return bool(formats[0])
 
 
-def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> dict[str, str]:
+def _incomplete(
+    files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]
+) -> dict[str, str]:
     """Return the columns that not every file has, each with a file that lacks it.
 
     Raises
@@ -175,8 +197,8 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
             continue
         if not names & common:
             raise DataError(
-                f"{file.path} and {files[0].path} have no column in common; name files of one log, or run `init` on "
-                "each separately"
+                f"{file.path} and {files[0].path} have no column in common; name files of one log, or run "
+                "`init` on each separately"
             )
         lacking |= dict.fromkeys(common - names, file.path)
         lacking |= {name: files[number - 1].path for name in names - common if name not in lacking}
@@ -216,14 +238,20 @@ def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_table_names(files[0]))
     sample = LogSample(
-        paths=paths, kind="parquet", frame=frame.drop(lacking, strict=False), total=max(total, 0), incomplete=lacking,
+        paths=paths,
+        kind="parquet",
+        frame=frame.drop(lacking, strict=False),
+        total=max(total, 0),
+        incomplete=lacking,
         unnamed=unnamed,
-    )  # fmt: skip
+    )
     return _with_written_numbers(sample, "")
 
 
 def _without_decimals(column: pl.Series) -> pl.Series:
-    """Convert decimals to whole numbers if all are whole, else to floats. Numbers beyond 64 bits stay decimals."""
+    """Convert decimals to whole numbers if all are whole, else to floats. Numbers beyond 64 bits
+    stay decimals.
+    """
     is_list = column.dtype.base_type() == pl.List
     flat = column.explode() if is_list else column
     if not flat.dtype.is_decimal():
@@ -278,13 +306,19 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
         lacking = _incomplete(files, partial(_json_names, encoding=encoding))
         frame = _json(heads, tail).drop(lacking, strict=False)
-        sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
+        sample = LogSample(
+            paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking
+        )
         sample = _with_written_numbers(sample, "")
     else:
         sample = _delimited(paths, files, heads, tail, encoding)
     rows = sample.frame.height
-    sample = sample if encoding == "utf-8" else replace(sample, options={**sample.options, "encoding": encoding})
-    return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES, encoding), rows))
+    sample = (
+        sample if encoding == "utf-8" else replace(sample, options={**sample.options, "encoding": encoding})
+    )
+    return replace(
+        sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES, encoding), rows)
+    )
 
 
 def _head(file: InputFile) -> tuple[TextChunk, str]:
@@ -303,7 +337,8 @@ def _head(file: InputFile) -> tuple[TextChunk, str]:
 
 
 def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile, bytes], bool, str]:
-    """Return the beginning of the log as UTF-8, by file, whether it is the whole log, and the log's encoding.
+    """Return the beginning of the log as UTF-8, by file, whether it is the whole log, and the log's
+    encoding.
 
     If the first file has only ASCII characters, a later file may show another encoding than UTF-8.
     """
@@ -327,7 +362,11 @@ def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile,
 
 
 def _delimited(
-    paths: tuple[str, ...], files: tuple[InputFile, ...], heads: dict[InputFile, bytes], tail: bytes, encoding: str
+    paths: tuple[str, ...],
+    files: tuple[InputFile, ...],
+    heads: dict[InputFile, bytes],
+    tail: bytes,
+    encoding: str,
 ) -> LogSample:
     file, head, options = files[0], heads[files[0]], dict[str, Any]()
     _refuse_preamble(head, file)
@@ -343,10 +382,13 @@ def _delimited(
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
     for each, content in heads.items():
-        fields, skipped, lines = read_header(content, each.path, mark, '"') if has_header and content else (names, 0, 0)
+        fields, skipped, lines = (
+            read_header(content, each.path, mark, '"') if has_header and content else (names, 0, 0)
+        )
         rows.append(_read(content[skipped:], fields, mark, each, lines + 1))
     text = pl.concat([*rows, _read(tail, last, mark, None)], how="diagonal")
-    # Files with headers may have been concatenated, and an unquoted delimiter moves the fields behind it.
+    # Files with headers may have been concatenated, and an unquoted delimiter moves the fields
+    # behind it.
     equal = [(text[name] == name).fill_null(False).to_numpy() for name in _column_names(names)]
     faults = {
         "repeat the header": np.logical_and.reduce(equal) & has_header,
@@ -356,7 +398,8 @@ def _delimited(
     if len(text) and faults["have more fields than the first line"].all():
         what = f"has more fields than the {len(names)} names in the first line, which must name all columns"
         raise DataError(
-            f"{file.path}: every line {what}: name the first column if it numbers the rows, as R writes them"
+            f"{file.path}: every line {what}: name the first column if it numbers "
+            "the rows, as R writes them"
         )
     text = text.filter(~np.logical_or.reduce(list(faults.values()))).drop(_REST)
     columns, missing = [], {}
@@ -365,9 +408,16 @@ def _delimited(
         columns.append(converted)
         missing.update({column.name: words} if words else {})
     sample = LogSample(
-        paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
-        unnamed=_unnamed(names), incomplete=lacking, skipped_lines=counts,
-    )  # fmt: skip
+        paths=paths,
+        kind="csv",
+        options=options,
+        frame=pl.DataFrame(columns),
+        total=0,
+        missing=missing,
+        unnamed=_unnamed(names),
+        incomplete=lacking,
+        skipped_lines=counts,
+    )
     return _with_written_numbers(sample, mark)
 
 
@@ -388,21 +438,28 @@ def _header(file: InputFile, mark: str, encoding: str) -> list[str]:
 
 
 def _refuse_preamble(head: bytes, file: InputFile) -> None:
-    """Raise `DataError` if lines before the header are comments, or name the delimiter, as spreadsheets write it."""
+    """Raise `DataError` if lines before the header are comments, or name the delimiter, as
+    spreadsheets write it.
+    """
     lines = head[:_FRONT_BYTES].splitlines(keepends=True)
-    count = next((place for place, line in enumerate(lines) if line.strip() and not _PREAMBLE.match(line)), 0)
+    count = next(
+        (place for place, line in enumerate(lines) if line.strip() and not _PREAMBLE.match(line)), 0
+    )
     rest = b"".join(lines[count:])
     mark = _delimiter(rest, file)
     # A header may begin with #, too.
     if count and len(first_records(lines[0], mark)[0]) != len(first_records(rest, mark)[0]):
         raise DataError(
-            f"{file.path}, line 1: {lines[0].decode('utf-8', 'replace').strip()[:_SHOWN_BYTES]!r} is no header; remove "
-            f"the lines before line {count + 1}: tail -n +{count + 1} {shell_word(file.path)}"
+            f"{file.path}, line 1: {lines[0].decode('utf-8', 'replace').strip()[:_SHOWN_BYTES]!r} is no "
+            f"header; remove the lines before line {count + 1}: tail -n "
+            f"+{count + 1} {shell_word(file.path)}"
         )
 
 
 def _delimiter(head: bytes, file: InputFile) -> str:
-    """Return the delimiter that splits the first lines into the most fields, the same number in each line."""
+    """Return the delimiter that splits the first lines into the most fields, the same number in
+    each line.
+    """
     lines = head[: 1 << 16].decode("utf-8", "replace").splitlines()[:20]
     lines = lines[:-1] or lines
     scores = {}
@@ -417,8 +474,8 @@ def _delimiter(head: bytes, file: InputFile) -> str:
         if len(doubled) == 1 and not is_single and max(doubled) >= most:
             output = f"{file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
             raise DataError(
-                f"{file.path}: the delimiter {pair!r} has two characters; it must be one character, such as a tab: "
-                f"sed 's/{pair}/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
+                f"{file.path}: the delimiter {pair!r} has two characters; it must be one character, such "
+                f"as a tab: sed 's/{pair}/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
             )
     if scores[best][1] > 1:
         return best
@@ -430,13 +487,15 @@ def _delimiter(head: bytes, file: InputFile) -> str:
 def _is_header(names: list[str], records: list[list[str]], file: InputFile) -> bool:
     """Whether the first record is a header, which names the columns.
 
-    `names` are the fields of the first record, and `records` the records after it. Names are words above columns of
-    numbers. Without such a column, a record is data if it has numbers, if half of its words occur again in their
-    columns, or if a field is repeated. If a name is empty, the second record must have a number.
+    `names` are the fields of the first record, and `records` the records after it. Names are words
+    above columns of numbers. Without such a column, a record is data if it has numbers, if half of
+    its words occur again in their columns, or if a field is repeated. If a name is empty, the
+    second record must have a number.
     """
     if not any(names) or any(name == "\\N" or "\x02" in name for name in names):
         return False
-    records = [record for record in records if record != names]  # files with headers may have been concatenated
+    # files with headers may have been concatenated
+    records = [record for record in records if record != names]
     words = {place for place, name in enumerate(names) if _is_word(name)}
     below = {place: [record[place] for record in records if place < len(record)] for place in words}
     repeated = {place for place in words if names[place] in below[place]}
@@ -450,7 +509,9 @@ def _is_header(names: list[str], records: list[list[str]], file: InputFile) -> b
 
 
 def _is_word(name: str) -> bool:
-    """Whether a field of the first record may be a name. Digits of a hash, such as 68fd1e64, are data."""
+    """Whether a field of the first record may be a name. Digits of a hash, such as 68fd1e64, are
+    data.
+    """
     return bool(name) and not (_is_number(name) or name.lower() in MISSING_WORDS or _HASH.fullmatch(name))
 
 
@@ -461,7 +522,9 @@ def _are_numbers(fields: list[str]) -> bool:
 
 
 def _column_names(names: Sequence[str]) -> list[str]:
-    """Return names in which columns are numbered that have no name, or a name that Polars would read as a pattern."""
+    """Return names in which columns are numbered that have no name, or a name that Polars would
+    read as a pattern.
+    """
     word = "column"
     while any(name.startswith(f"({word} ") for name in names):
         word = f"unnamed {word}"
@@ -495,11 +558,15 @@ def _json(heads: dict[InputFile, bytes], tail: bytes) -> pl.DataFrame:
         path = next(iter(heads)).path
         raise DataError(f"{path}: the lines are not JSON objects with consistent types") from error
     # `prepare` also reads whole numbers beyond 64 bits as text.
-    return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
+    return frame.with_columns(
+        column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128
+    )
 
 
 def _check_json(head: bytes, file: InputFile) -> None:
-    """Raise an error for the first line that is not an object, or has a list where other lines have single values."""
+    """Raise an error for the first line that is not an object, or has a list where other lines have
+    single values.
+    """
     forms: dict[str, bool] = {}
     for text in head.split(b"\n"):
         with suppress(ValueError, RecursionError):
@@ -511,13 +578,17 @@ def _check_json(head: bytes, file: InputFile) -> None:
     reader.parse(head, range(1, head.count(b"\n") + 1), tuple(forms), BadRows(None))
 
 
-def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None, first_line: int = 1) -> pl.DataFrame:
+def _read(
+    content: bytes, names: Sequence[str], mark: str, file: InputFile | None, first_line: int = 1
+) -> pl.DataFrame:
     """Read rows as text.
 
-    If `file` is None, errors give an empty frame, because the tail of a file may begin inside a quoted field.
+    If `file` is None, errors give an empty frame, because the tail of a file may begin inside a
+    quoted field.
     """
     columns = _column_names(names)
-    # A field behind the last name shows that a line has too many. Polars counts the fields of the first line.
+    # A field behind the last name shows that a line has too many. Polars counts the fields of the
+    # first line.
     columns += [_REST]
     first = mark.encode() * (len(columns) - 1) + b"\n"
     schema = {f"column_{place}": pl.String for place in range(1, len(columns) + 1)}
@@ -533,7 +604,9 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         if file is not None and content:
             # The parser of `prepare` raises an error that names the line.
-            reader = Delimited(path=file.path, names=tuple(columns[:-1]), delimiter=mark, quote='"', nulls=())
+            reader = Delimited(
+                path=file.path, names=tuple(columns[:-1]), delimiter=mark, quote='"', nulls=()
+            )
             numbers = range(first_line, first_line + content.count(b"\n"))
             reader.parse(content, numbers, dict.fromkeys(columns[:-1], pl.String()), BadRows(None))
             raise DataError(f"{file.path}: the lines cannot be read as delimited text") from error
@@ -542,7 +615,9 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
 
 
 def _tail(file: InputFile, known: int, encoding: str) -> bytes:
-    """Read the last lines of a local, uncompressed file, as UTF-8. The sample has its first `known` bytes already."""
+    """Read the last lines of a local, uncompressed file, as UTF-8. The sample has its first `known`
+    bytes already.
+    """
     if "://" in file.path or compression_of(file.front(), file.path) or encoding not in _NARROW:
         return b""
     with file.open() as raw:
@@ -554,7 +629,9 @@ def _tail(file: InputFile, known: int, encoding: str) -> bytes:
 
 
 def growth(values: pl.Series, rows: int, total: int) -> int:
-    """Estimate the number of distinct values in `total` rows, from its growth over a sample of `rows` rows."""
+    """Estimate the number of distinct values in `total` rows, from its growth over a sample of
+    `rows` rows.
+    """
     distinct = values.n_unique() - bool(values.null_count())
     half = values.head(len(values) // 2)
     before = half.n_unique() - bool(half.null_count())

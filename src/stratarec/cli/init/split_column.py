@@ -1,4 +1,6 @@
-"""Find the columns of a log that name the split of each row, as data sets and AutoML tools write them."""
+"""Find the columns of a log that name the split of each row, as data sets and AutoML tools write
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from stratarec.data.columns.text_values import TEXT_TYPES
 
 # Share of the training rows that are for validation if the column names none.
 VALID = 0.1
-# Maximum share of rows that a flag holds out. A flag that is set in more rows, such as is_valid, has another meaning.
+# Maximum share of rows that a flag holds out. A flag that is set in more rows, such as is_valid,
+# has another meaning.
 _MOST_HELD_OUT = 0.4
 # Minimum share of training rows after the middle of the test for a split that contradicts the time.
 _LATER = 0.9
@@ -39,7 +42,8 @@ class SplitColumn:
 def find_splits(
     frame: pl.DataFrame, names: Sequence[str], positive: pl.Series, times: Times | None
 ) -> list[SplitColumn]:
-    """Return the columns whose names and values say to which split a row belongs, those with the most splits first.
+    """Return the columns whose names and values say to which split a row belongs, those with the
+    most splits first.
 
     A split whose rows have no labels, such as a test that others evaluate, is left out.
 
@@ -60,16 +64,28 @@ def find_splits(
         if not tokens(name) & SPLIT_WORDS or not (dtype.is_numeric() or dtype in (*TEXT_TYPES, pl.Boolean)):
             continue
         text = frame[name].cast(pl.String, strict=False).str.strip_chars().str.to_lowercase()
-        splits = {value: SPLIT_VALUES.get(value, "") for value in text.unique(maintain_order=True).drop_nulls()}
-        is_flag = "is" in tokens(name) and {value.removesuffix(".0") for value in splits} <= {"0", "1", "true", "false"}
+        splits = {
+            value: SPLIT_VALUES.get(value, "") for value in text.unique(maintain_order=True).drop_nulls()
+        }
+        is_flag = "is" in tokens(name) and {value.removesuffix(".0") for value in splits} <= {
+            "0",
+            "1",
+            "true",
+            "false",
+        }
         if is_flag:
             named = min(tokens(name) & {"train", "valid", "test"}, default="")
             other = "test" if named == "train" else "train"
-            splits = {value: named if value.removesuffix(".0") in ("1", "true") else other for value in splits}
+            splits = {
+                value: named if value.removesuffix(".0") in ("1", "true") else other for value in splits
+            }
         if "" in splits.values():
             continue
         rows = text.replace_strict(splits, return_dtype=pl.String)
-        labels = {part: positive.filter(rows == part).drop_nulls().n_unique() for part in ("train", "valid", "test")}
+        labels = {
+            part: positive.filter(rows == part).drop_nulls().n_unique()
+            for part in ("train", "valid", "test")
+        }
         known = [part for part in labels if labels[part]]
         if labels["train"] < 2 or len(known) < 2 or (is_flag and (rows != "train").mean() > _MOST_HELD_OUT):  # type: ignore[operator]
             continue
@@ -82,11 +98,17 @@ def find_splits(
         reason = f"names the split of each row: {', '.join(parts)}{_doubts(rows, labels, times)}"
         found.append(
             SplitColumn(
-                name=name, valid=values.get("valid", VALID), test=values.get("test", ()), missing=text.null_count(),
-                held_out=rows != "train", reason=reason,
+                name=name,
+                valid=values.get("valid", VALID),
+                test=values.get("test", ()),
+                missing=text.null_count(),
+                held_out=rows != "train",
+                reason=reason,
             )
-        )  # fmt: skip
-    return sorted(found, key=lambda column: (column.missing > 0, isinstance(column.valid, float), not column.test))
+        )
+    return sorted(
+        found, key=lambda column: (column.missing > 0, isinstance(column.valid, float), not column.test)
+    )
 
 
 def _doubts(rows: pl.Series, labels: dict[str, int], times: Times | None) -> str:
@@ -104,7 +126,9 @@ def _doubts(rows: pl.Series, labels: dict[str, int], times: Times | None) -> str
 
 
 def find_folds(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, str]:
-    """Return the columns that number the folds of a cross-validation, each with the reason to leave it out."""
+    """Return the columns that number the folds of a cross-validation, each with the reason to leave
+    it out.
+    """
     folds = {}
     for name in names:
         column = frame[name]
@@ -112,7 +136,9 @@ def find_folds(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, str]:
             continue
         counts = column.value_counts().sort(name)
         numbers, rows = counts[name].to_list(), counts["count"]
-        is_range = 2 < len(numbers) <= _FOLDS and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        is_range = 2 < len(numbers) <= _FOLDS and numbers == list(
+            range(numbers[0], numbers[0] + len(numbers))
+        )
         if is_range and numbers[0] in (0, 1) and int(rows.max()) <= _UNEVEN * int(rows.min()):  # type: ignore[arg-type]
             first, second = numbers[:2]
             folds[name] = (

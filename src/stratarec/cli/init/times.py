@@ -1,9 +1,10 @@
 """Read the values of a column as times, in the form that fits best.
 
-The forms are built from the values: runs of digits, words and marks of a date are its fields, and digits that touch are
-one field. Each order of day, month and year that the fields allow is a candidate. A candidate must read almost all
-values as dates from 1990 to 2099. Among those, the log's order decides, and then the shortest span: if day and month
-are swapped, the times of one month span a year.
+The forms are built from the values: runs of digits, words and marks of a date are its fields, and
+digits that touch are one field. Each order of day, month and year that the fields allow is a
+candidate. A candidate must read almost all values as dates from 1990 to 2099. Among those, the
+log's order decides, and then the shortest span: if day and month are swapped, the times of one
+month span a year.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _SHORTEST = 10 * _HOUR
 _ODD = 0.005
 # Maximum share of the first texts that a form may not read before all are tried.
 _UNREAD = 0.1
-# A time is far from the others if its distance from them is longer than this many times their span, and than 30 days.
+# A time is far from the others if its distance from them is longer than this many times their span,
+# and than 30 days.
 _FAR_SPANS, _FAR_SECONDS = 2, 30 * _DAY
 _SINCE_1970 = "numbers in {} since 1970"
 # Days from 1899-12-30 to 1970-01-01, and words for dates without a time of day.
@@ -49,7 +51,9 @@ _DATE_FIELDS = {
     ("9" * 8,): ("%Y %m %d",),
     ("9" * 6,): ("%y %m %d",),
 }
-"""Fields of a date without a word for the month -> orders of day, month and year, the most likely first."""
+"""Fields of a date without a word for the month -> orders of day, month and year, the most likely
+first.
+"""
 _WORDED_FIELDS = {("n", "9999"): "%d %Y", ("9999", "n"): "%Y %d", ("n", "n"): "%d %y", ("n",): "%d"}
 _CLOCK_FIELDS = {"n": "%H", "9999": "%H%M", "9" * 6: "%H%M%S"}
 _DIGITS = {6: ("%y%m%d",), 8: ("%Y%m%d", "%y%m%d%H"), 10: ("%Y%m%d%H",), 12: ("%Y%m%d%H%M",), 14: ("%Y%m%d%H%M%S",),
@@ -93,16 +97,19 @@ class Times:
         return str(np.datetime64(self.span.last // PER_SECOND[self.unit], "s")).replace("T", " ")
 
     def split_seconds(self, *, is_complete: bool) -> tuple[int, int]:
-        """Return the lengths in seconds of the validation split by time and of the test split after it.
+        """Return the lengths in seconds of the validation split by time and of the test split after
+        it.
 
-        Both are 0 for a log that is too short. `is_complete` says that the column has all rows of the log; each split
-        then has about a tenth of the rows. Otherwise, each is a tenth of the time.
+        Both are 0 for a log that is too short. `is_complete` says that the column has all rows of
+        the log; each split then has about a tenth of the rows. Otherwise, each is a tenth of the
+        time.
         """
         first, last = (time // PER_SECOND[self.unit] for time in (self.span.first, self.span.last))
         times = self.seconds.drop_nulls().sort().to_numpy()
         times = times[(times >= first) & (times <= last)]
         span = last - first
-        # The last time of the log is not known if only its first rows were read and they are not in order.
+        # The last time of the log is not known if only its first rows were read and they are not in
+        # order.
         if span < _SHORTEST or (self.ends_early and not is_complete and self.rises < 1 - 2 * _ODD):
             return 0, 0
         are_dates = bool(((times - last) % _DAY == 0).all())
@@ -117,8 +124,9 @@ class Times:
 def _lengths(times: NDArray[np.int64], last: int, span: int, step: int) -> tuple[int, int]:
     """Return the lengths of the validation and the test split, in multiples of `step` seconds.
 
-    Each has about a tenth of the rows, because most rows of a log that grows, or shrinks, are in a small part of its
-    time. The lengths are 0 if one of the splits would have no rows, or training less than half of them.
+    Each has about a tenth of the rows, because most rows of a log that grows, or shrinks, are in a
+    small part of its time. The lengths are 0 if one of the splits would have no rows, or training
+    less than half of them.
     """
     most, lengths, end = span // 4 // step * step, [], last
     for _ in range(2):
@@ -137,14 +145,20 @@ def _lengths(times: NDArray[np.int64], last: int, span: int, step: int) -> tuple
 
 
 def as_times(column: pl.Series) -> Times | None:
-    """Return the times of a column in the form that fits best. None unless almost all rows have times that differ."""
+    """Return the times of a column in the form that fits best. None unless almost all rows have
+    times that differ.
+    """
     kind = column.dtype
     if not len(column) or column.null_count() > _ODD * len(column):
         return None
     if kind == pl.String:
-        fitting = [times for form, how in _text_forms(column) if (times := _read(column, form, how)) is not None]
+        fitting = [
+            times for form, how in _text_forms(column) if (times := _read(column, form, how)) is not None
+        ]
     elif kind.is_integer() or kind.is_float():
-        fitting = [times for form, how in _number_forms(column) if (times := _read(column, form, how)) is not None]
+        fitting = [
+            times for form, how in _number_forms(column) if (times := _read(column, form, how)) is not None
+        ]
     elif kind == pl.Date or kind.base_type() == pl.Datetime:
         times = _read(column, "", "timestamps")
         return times
@@ -152,7 +166,9 @@ def as_times(column: pl.Series) -> Times | None:
         return None
     # A form with a year of four digits needs no further evidence.
     full = [times for times in fitting if "%y" not in times.form] or fitting
-    full.sort(key=lambda times: (not times.form, -round(times.rises, 1), times.span.last - times.span.first))
+    full.sort(
+        key=lambda times: (not times.form, -round(times.rises, 1), times.span.last - times.span.first)
+    )
     if len(full) > 1 and full[0].form and full[1].form:
         other = f" ({full[1].form} also fits: check which is right)"
         return replace(full[0], how=full[0].how + other)
@@ -160,7 +176,9 @@ def as_times(column: pl.Series) -> Times | None:
 
 
 def elapsed_times(column: pl.Series) -> Times | None:
-    """Return numbers that rise from row to row as seconds since an unknown date; None for other columns."""
+    """Return numbers that rise from row to row as seconds since an unknown date; None for other
+    columns.
+    """
     if not column.dtype.is_numeric() or column.null_count() or column.n_unique() < _FIRST_ROWS // 5:
         return None
     seconds = column.cast(pl.Float64).floor().cast(pl.Int64, strict=False)
@@ -174,7 +192,8 @@ def elapsed_times(column: pl.Series) -> Times | None:
 
 
 def resembles_times(column: pl.Series, *, named: bool) -> str:
-    """Return a description of values that look like times but cannot be read as times; empty for other columns.
+    """Return a description of values that look like times but cannot be read as times; empty for
+    other columns.
 
     Parameters
     ----------
@@ -188,28 +207,39 @@ def resembles_times(column: pl.Series, *, named: bool) -> str:
     text = column.drop_nulls().str.strip_chars().head(_FIRST_ROWS)
     layouts = _layouts(text)
     words = text.str.extract(r"(\p{L}{3,})").n_unique()
-    # A word between numbers may be a month in any language, unless it is always the same, or there are too many words.
+    # A word between numbers may be a month in any language, unless it is always the same, or there
+    # are too many words.
     is_month = named or 2 < words <= 2 * len(_MONTHS)
-    if not layouts or sum(count for layout, count in layouts if _resembles(layout, named, is_month)) < 0.95 * len(text):
+    if not layouts or sum(
+        count for layout, count in layouts if _resembles(layout, named, is_month)
+    ) < 0.95 * len(text):
         return ""
-    has_date = any("9999" in layout or "99-" in layout or "a" in re.split(_CLOCK, layout)[0] for layout, _ in layouts)
+    has_date = any(
+        "9999" in layout or "99-" in layout or "a" in re.split(_CLOCK, layout)[0] for layout, _ in layouts
+    )
     missing = "" if has_date else " without a date"
     return f"looks like times{missing}, such as {text[0][:_SHOWN]!r}; write them as 2023-11-14 22:13:20 to use them"
 
 
 def _resembles(layout: str, named: bool, is_month: bool) -> bool:
-    """Whether a layout has a date with a year of four digits, or a clock if the column is named like times."""
+    """Whether a layout has a date with a year of four digits, or a clock if the column is named
+    like times.
+    """
     without_clock, clocks = re.subn(_CLOCK, "", layout)
     runs = re.findall(r"n|9+", without_clock)
     if len(layout) >= _SHOWN or len(runs) > 4:
         return False
     if "9999" in runs:
-        return named or clocks > 0 or len(runs) == 3 or (len(runs) == 2 and "a" in without_clock and is_month)
+        return (
+            named or clocks > 0 or len(runs) == 3 or (len(runs) == 2 and "a" in without_clock and is_month)
+        )
     return named and clocks > 0
 
 
 def _out_of_range(column: pl.Series) -> str:
-    """Describe dates that can be read, but that are too early or too late for times; empty for other text."""
+    """Describe dates that can be read, but that are too early or too late for times; empty for
+    other text.
+    """
     # Digits alone are read as numbers of seconds.
     result = read_times(column, "s") if column.str.contains(r"^\d+-\d").all() else None
     if result is None or result[0].null_count() > _ODD * len(column) or not result[0].drop_nulls().len():
@@ -217,8 +247,8 @@ def _out_of_range(column: pl.Series) -> str:
     far = ~result[0].is_between(FIRST_DATE, LAST_DATE, closed="left").fill_null(True)
     years = " to ".join(str(np.datetime64(second, "s"))[:4] for second in (FIRST_DATE, LAST_DATE - 1))
     return (
-        f"dates, but {far.sum():,} rows are not from {years}, such as {column.filter(far)[0]!r}; if it is the time of "
-        "the rows, correct or remove these"
+        f"dates, but {far.sum():,} rows are not from {years}, such as {column.filter(far)[0]!r}; if it is "
+        "the time of the rows, correct or remove these"
         if far.any()
         else ""
     )
@@ -244,7 +274,9 @@ def _serial(column: pl.Series) -> str:
 
 
 def _read(column: pl.Series, form: str, how: str) -> Times | None:
-    """Return the times that `form` reads, in the coarsest unit that loses nothing; None if many rows are no dates."""
+    """Return the times that `form` reads, in the coarsest unit that loses nothing; None if many
+    rows are no dates.
+    """
     for unit in _UNITS:
         result = read_times(column, unit, form)
         if result is None:
@@ -264,11 +296,19 @@ def _read(column: pl.Series, form: str, how: str) -> Times | None:
         odd = column.filter(value.is_null())
         parts = [f"{len(odd):,} rows are no times, such as {odd[0]!r}"] if len(odd) else []
         if len(far):
-            parts.append(f"{len(far):,} rows are far from all others, such as {column.filter(value == far[0])[0]!r}")
+            parts.append(
+                f"{len(far):,} rows are far from all others, such as {column.filter(value == far[0])[0]!r}"
+            )
         return Times(
-            unit=unit, form=form, span=span, how=how.format(unit), seconds=seconds, odd="; ".join(parts),
-            unread=len(odd), ends_early=bool(len(far)) and int(far.max()) > last,  # type: ignore[arg-type]
-        )  # fmt: skip
+            unit=unit,
+            form=form,
+            span=span,
+            how=how.format(unit),
+            seconds=seconds,
+            odd="; ".join(parts),
+            unread=len(odd),
+            ends_early=bool(len(far)) and int(far.max()) > last,  # type: ignore[arg-type]
+        )
     return None
 
 
@@ -295,7 +335,11 @@ def _number_forms(column: pl.Series) -> Iterator[tuple[str, str]]:
         text = column.drop_nulls().unique().cast(pl.String)
         lengths = text.str.len_bytes().unique()
         if len(lengths) == 1:
-            yield from ((form, f"times as {form}") for form in _DIGITS.get(int(lengths[0]), ()) if _reads(text, form))
+            yield from (
+                (form, f"times as {form}")
+                for form in _DIGITS.get(int(lengths[0]), ())
+                if _reads(text, form)
+            )
     yield "", _SINCE_1970 + (", from floats" if column.dtype.is_float() else "")
 
 
@@ -326,13 +370,17 @@ def _reads(text: pl.Series, form: str) -> bool:
 
 
 def _layout(text: str) -> str:
-    """Return a text with `n` for one or two digits, 9 for each digit of a longer run, and `a` for each word."""
+    """Return a text with `n` for one or two digits, 9 for each digit of a longer run, and `a` for
+    each word.
+    """
     words = re.sub(r"[^\W\d_]+", "a", text)
     return re.sub(r"\d+", lambda run: "n" if len(run[0]) < 3 else "9" * len(run[0]), words)
 
 
 def _layouts(text: pl.Series) -> list[tuple[str, int]]:
-    """Return layouts of texts and their numbers of rows, the most frequent first; empty if there are too many."""
+    """Return layouts of texts and their numbers of rows, the most frequent first; empty if there
+    are too many.
+    """
     counts: Counter[str] = Counter()
     for value in text:
         counts[_layout(value)] += 1
@@ -361,7 +409,8 @@ def _forms(text: pl.Series, layout: str) -> Iterator[str]:
         clock_form = [_directive(part, directives, marks) for part in after]
         written = _clock_form(zoned[slice(*clock)], hour) if clocks else ""
         form = "".join(date) + written + "".join(clock_form)
-        # `Z` in the layout stands for an offset from UTC. A letter Z of the text is a word, and so an `a`.
+        # `Z` in the layout stands for an offset from UTC. A letter Z of the text is a word, and so
+        # an `a`.
         zone = re.search(_ZONE, layout)
         if zone is not None:
             gap, minutes = " " if " " in zone[0] else "", not re.search(r"[+-]n$", zone[0])
@@ -370,7 +419,9 @@ def _forms(text: pl.Series, layout: str) -> Iterator[str]:
 
 
 def _has_two_digits(values: Sequence[str], place: int, numbers_before: int) -> bool:
-    """Whether the number at `place`, before the clock, has two digits in all texts, as a short year has."""
+    """Whether the number at `place`, before the clock, has two digits in all texts, as a short year
+    has.
+    """
     return place >= numbers_before or all(len(re.findall(r"\d+", value)[place]) == 2 for value in values)
 
 
@@ -387,7 +438,9 @@ def _directive(part: str, directives: Iterator[str], words: Iterator[str]) -> st
 
 
 def _word_directives(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return for each word of a layout its directive, or the word itself if it is the same in all rows."""
+    """Return for each word of a layout its directive, or the word itself if it is the same in all
+    rows.
+    """
     result = []
     for column in zip(*rows, strict=True):
         words = {word.lower() for word in column}
@@ -406,7 +459,8 @@ def _word_directives(rows: Sequence[Sequence[str]]) -> list[str]:
 def _orders(numbers: Sequence[str], *, worded: bool, clock: bool) -> Iterator[list[str]]:
     """Yield the directives of the numbers outside the clock, for each order of day, month and year.
 
-    Without a clock with colons, a number after the date can be the time of day: 2023-11-14 22, 20231114T221320.
+    Without a clock with colons, a number after the date can be the time of day: 2023-11-14 22,
+    20231114T221320.
     """
     if len(numbers) == 1 and not clock and not worded:
         yield from ([form] for form in _DIGITS.get(len(numbers[0]), ()))

@@ -29,7 +29,19 @@ SESSIONS = (
     "basket", "invoice", "auction",
 )  # fmt: skip
 # Words for the split of a row, and the values of such columns.
-SPLIT_WORDS = {"split", "subset", "partition", "set", "dataset", "phase", "usage", "fold", "train", "valid", "test"}
+SPLIT_WORDS = {
+    "split",
+    "subset",
+    "partition",
+    "set",
+    "dataset",
+    "phase",
+    "usage",
+    "fold",
+    "train",
+    "valid",
+    "test",
+}
 SPLIT_VALUES = {
     **dict.fromkeys(("train", "training", "learn", "tr"), "train"),
     **dict.fromkeys(("valid", "validation", "validate", "val", "dev", "eval"), "valid"),
@@ -57,8 +69,8 @@ CODES = {
 EARLIER = {
     "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",
 }  # fmt: skip
-# Words that the name of an id column may have in addition to the word for a user or session: user_key, but not
-# user_age.
+# Words that the name of an id column may have in addition to the word for a user or session:
+# user_key, but not user_age.
 _ID_WORDS = {
     "id", "ids", "key", "hash", "hashed", "uuid", "guid", "code", "name", "idx", "index", "encoded", "encrypted", "src",
     "anonymous", "anonymized", "unique", "full", "x", "no", "nr",
@@ -74,21 +86,27 @@ def tokens(name: str) -> set[str]:
 
 
 def names_a(name: str, word: str) -> bool:
-    """Whether the name denotes an id of `word`, as user_session denotes one of session, and not a property of it."""
+    """Whether the name denotes an id of `word`, as user_session denotes one of session, and not a
+    property of it.
+    """
     parts = set(_parts(name))
     allowed = _ID_WORDS.union(USERS) if word in SESSIONS else _ID_WORDS
     return name.strip().lower() == word or (word in parts and parts - {word} <= allowed)
 
 
 def names_amount(name: str) -> bool:
-    """Whether the name suggests an amount, or is a plural, which counts something, such as episodes."""
+    """Whether the name suggests an amount, or is a plural, which counts something, such as
+    episodes.
+    """
     last = (_parts(name) or [""])[-1]
     is_plural = len(last) > 4 and last.endswith("s") and not last.endswith(("ss", "us", "is", "ies"))
     return bool(tokens(name) & AMOUNTS) or (is_plural and last not in {*ITEMS, *CODES, *USERS})
 
 
 def is_code(name: str) -> bool:
-    """Whether the name suggests ids or codes. Its last word decides, or any word if no word suggests an amount."""
+    """Whether the name suggests ids or codes. Its last word decides, or any word if no word
+    suggests an amount.
+    """
     parts = _parts(name)
     if any(names_a(name, word) for word in USERS):
         return True
@@ -98,7 +116,9 @@ def is_code(name: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Return the words of a name in order: of user_id:token, user and id. The part behind the colon is a type."""
+    """Return the words of a name in order: of user_id:token, user and id. The part behind the colon
+    is a type.
+    """
     bare = re.sub(r":(token|float)(_seq)?$", "", name)
     parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", bare)]
     return [word for part in parts for word in _split_id(part)]

@@ -1,4 +1,5 @@
-"""Search space of `stratarec tune`: recipe fields with their dimensions, such as ``field=uniform(0, 0.5)``.
+"""Search space of `stratarec tune`: recipe fields with their dimensions, such as ``field=uniform(0,
+0.5)``.
 
 uniform(LOW, HIGH)     a number in the range, uniform; a whole number for a field of whole numbers
 log(LOW, HIGH)         a number in the range, with uniform logarithm
@@ -76,7 +77,8 @@ class Space:
 
     @classmethod
     def read(cls, items: Sequence[str], content: Mapping[str, Any], origin: str) -> Space:
-        """Read the space from files and ``field=...``, for the recipe `content` that was read from `origin`.
+        """Read the space from files and ``field=...``, for the recipe `content` that was read from
+        `origin`.
 
         Raises
         ------
@@ -92,8 +94,8 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def recipe_values(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's value of each field, if the space contains this value. Values of choices are JSON
-        text.
+        """Return the recipe's value of each field, if the space contains this value. Values of
+        choices are JSON text.
         """
         plain = Recipe.from_dict(dict(content)).to_dict()
         result = {
@@ -111,15 +113,21 @@ class Space:
 
 
 def _entries(item: str) -> dict[str, str]:
-    """Return field -> text of its dimension. `item` is ``field=...`` or the path of a file with several."""
+    """Return field -> text of its dimension. `item` is ``field=...`` or the path of a file with
+    several.
+    """
     field, equals, form = item.partition("=")
     if equals and _FORM.fullmatch(form.strip()):
         return {field.strip(): form.strip()}
     if not Path(item).is_file():
         raise ConfigError(f"--space {item[:80]}: neither a file nor field=...; {_EXPECTED}")
     content = read_yaml(Path(item), "the space")
-    if not isinstance(content, dict) or not all(isinstance(part, str) for part in (*content, *content.values())):
-        raise ConfigError(f"{item}: expected one line per field, such as train.batch_size: choice(1024, 4096)")
+    if not isinstance(content, dict) or not all(
+        isinstance(part, str) for part in (*content, *content.values())
+    ):
+        raise ConfigError(
+            f"{item}: expected one line per field, such as train.batch_size: choice(1024, 4096)"
+        )
     return content
 
 
@@ -135,13 +143,19 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
         values = yaml.load(f"[{inside}]")
     except ValueError as error:
         raise ConfigError(f"--space {field}: {form[:80]!r} cannot be read: {error}") from error
-    return _choice(field, values, content, origin) if kind == "choice" else _range(field, kind, values, content, origin)
+    return (
+        _choice(field, values, content, origin)
+        if kind == "choice"
+        else _range(field, kind, values, content, origin)
+    )
 
 
 def _choice(field: str, arguments: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
     if not arguments:
         raise ConfigError(f"--space {field}: choice() has no values")
-    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in arguments))
+    values = tuple(
+        dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in arguments)
+    )
     return Choice(values=values)
 
 
@@ -150,15 +164,21 @@ def _range(field: str, kind: str, arguments: list[Any], content: Mapping[str, An
         # YAML reads 1e-4 as text.
         low, high = (float(value) for value in arguments if not isinstance(value, bool))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--space {field}: {kind} requires two numbers, got {str(arguments)[:80]}") from error
+        raise ConfigError(
+            f"--space {field}: {kind} requires two numbers, got {str(arguments)[:80]}"
+        ) from error
     if not low < high or (kind == "log" and low <= 0):
         above = ", above 0" if kind == "log" else ""
-        raise ConfigError(f"--space {field}: {kind}({low:g}, {high:g}), expected a lower and a higher number{above}")
+        raise ConfigError(
+            f"--space {field}: {kind}({low:g}, {high:g}), expected a lower and a higher number{above}"
+        )
     ends = [_checked(field, int(end) if end.is_integer() else end, content, origin) for end in (low, high)]
     for end in ends:
         if isinstance(end, bool) or not isinstance(end, int | float):
             raise ConfigError(f"--space {field} is not a number; list its values in choice(...)")
-    return Range(low=low, high=high, log=kind == "log", is_integer=all(isinstance(end, int) for end in ends))
+    return Range(
+        low=low, high=high, log=kind == "log", is_integer=all(isinstance(end, int) for end in ends)
+    )
 
 
 def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:

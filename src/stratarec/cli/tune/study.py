@@ -1,4 +1,5 @@
-"""Study of `stratarec tune`: trials one after another, each with values suggested by the earlier ones.
+"""Study of `stratarec tune`: trials one after another, each with values suggested by the earlier
+ones.
 
 OUT/
     study/          study.json: recipe, search space and trials
@@ -6,17 +7,20 @@ OUT/
     best.yaml       the recipe with the best values so far
     trials.csv      the trials, written at the end of each call
 
-Optuna suggests values by tree-structured Parzen estimators (Bergstra et al. 2011), and ends trials early by the median
-rule (Golovin et al. 2017). The first trial has the recipe's own values. A trial depends only on the seed and on earlier
-trials, so a study that was stopped and resumed gives the same trials.
+Optuna suggests values by tree-structured Parzen estimators (Bergstra et al. 2011), and ends trials
+early by the median rule (Golovin et al. 2017). The first trial has the recipe's own values. A trial
+depends only on the seed and on earlier trials, so a study that was stopped and resumed gives the
+same trials.
 
-`study.json` is written when a trial begins and when it ends; evaluations of a running trial are in the checkpoint of
-its run. Optuna stores nothing: its study is rebuilt from that file for each trial. The folder may come from another
-user, so runs are named by the numbers of trials, values must be in the search space, and links are refused.
+`study.json` is written when a trial begins and when it ends; evaluations of a running trial are in
+the checkpoint of its run. Optuna stores nothing: its study is rebuilt from that file for each
+trial. The folder may come from another user, so runs are named by the numbers of trials, values
+must be in the search space, and links are refused.
 
-The data set is opened without the files of its test split, so that no code can read them by mistake. Trials are
-compared by ``train.early_stopping.metric`` at the checkpoint that a run would test. While they train, they are compared
-at their n-th evaluation. If batch sizes differ, ``eval_every`` is scaled to the same number of samples.
+The data set is opened without the files of its test split, so that no code can read them by
+mistake. Trials are compared by ``train.early_stopping.metric`` at the checkpoint that a run would
+test. While they train, they are compared at their n-th evaluation. If batch sizes differ,
+``eval_every`` is scaled to the same number of samples.
 """
 
 from __future__ import annotations
@@ -36,7 +40,15 @@ import yaml
 from optuna.trial import TrialState
 
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
-from stratarec.cli.tune.study_record import ADVICE, FILE, STUDY, StudyRecord, TrialRecord, read_study, run_name
+from stratarec.cli.tune.study_record import (
+    ADVICE,
+    FILE,
+    STUDY,
+    StudyRecord,
+    TrialRecord,
+    read_study,
+    run_name,
+)
 from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
@@ -51,7 +63,8 @@ from stratarec.training.resolve import choose_defaults, describe_defaults
 from stratarec.training.steps.state import Evaluation, best
 from stratarec.training.trainer import Trainer
 
-# Number of random trials before values are suggested, and of finished trials before trials may be ended early.
+# Number of random trials before values are suggested, and of finished trials before trials may be
+# ended early.
 _DRAWN, _BEFORE_PRUNING = 10, 5
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
@@ -72,7 +85,10 @@ class Study:
     """Trials of one recipe on one data set, used by `tune`."""
 
     def __init__(self, content: Mapping[str, Any], space: Space, dataset: Dataset, folder: Path) -> None:
-        self._content, self._space, self._dataset, self._folder = content, space, dataset, folder
+        self._content = content
+        self._space = space
+        self._dataset = dataset
+        self._folder = folder
         recipe = Recipe.from_dict(dict(content))
         self._metric: str = recipe.train.early_stopping.metric
         self._seed = recipe.train.seed
@@ -117,7 +133,9 @@ class Study:
         dimensions = self._space.dimensions
         for number, trial_record in enumerate(record.trials):
             if trial_record.params.keys() != dimensions.keys():
-                raise ConfigError(f"{inner / FILE}: fields of trial {number} are not those of --space; {ADVICE}")
+                raise ConfigError(
+                    f"{inner / FILE}: fields of trial {number} are not those of --space; {ADVICE}"
+                )
             for field, value in trial_record.params.items():
                 if not dimensions[field].holds(value):
                     summary = f"{field} {str(value)[:80]}"
@@ -145,7 +163,9 @@ class Study:
             for number, trial in enumerate(self.ended())
         ]
         if rows:
-            write_atomic(self._folder / "trials.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv)
+            write_atomic(
+                self._folder / "trials.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv
+            )
 
     def run_one(self) -> str:
         """Run a new trial, or resume the one that was stopped; return a line with its result."""
@@ -166,7 +186,8 @@ class Study:
             summary = f"{METRICS[self._metric].label} {value:.5f}"
         except Pruned:
             state, summary = "pruned", "ended early"
-        # Other errors, such as of the disk or the data, are not caused by the trial's values, and end the command.
+        # Other errors, such as of the disk or the data, are not caused by the trial's values, and
+        # end the command.
         except (ConfigError, TrainingError, MemoryError) as error:
             state, reason = "failed", str(error)
             summary = f"failed: {reason}"
@@ -180,15 +201,17 @@ class Study:
     def _ask(self) -> optuna.Trial:
         """Return the trial that was stopped, or a new one with the values that Optuna suggests."""
         ended = self.ended()
-        # Each trial has its own seed, because the sampler is new in each trial: with equal seeds, it would suggest the
-        # same values again.
+        # Each trial has its own seed, because the sampler is new in each trial: with equal seeds,
+        # it would suggest the same values again.
         seed = int(np.random.SeedSequence([self._seed, len(ended)]).generate_state(1)[0])
         study = optuna.create_study(
             direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_DRAWN),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_BEFORE_PRUNING),
         )
-        distributions = {field: _distribution(trial_record) for field, trial_record in self._space.dimensions.items()}
+        distributions = {
+            field: _distribution(trial_record) for field, trial_record in self._space.dimensions.items()
+        }
         for trial_record in ended:
             study.add_trial(
                 optuna.trial.create_trial(
@@ -201,12 +224,18 @@ class Study:
             )
         is_resumed = len(ended) < len(self._trials)
         if is_resumed or not ended:
-            first = self._space.recipe_values(self._content) if not is_resumed else dict(self._trials[-1].params)
+            first = (
+                self._space.recipe_values(self._content)
+                if not is_resumed
+                else dict(self._trials[-1].params)
+            )
             study.enqueue_trial(first)
         asked = study.ask(distributions)
         run = self._run(len(ended))
         if run.is_symlink() or (run.exists() and not is_resumed):
-            raise StorageError(f"{run} exists, and is not a trial of this study; move it elsewhere, or {ADVICE}")
+            raise StorageError(
+                f"{run} exists, and is not a trial of this study; move it elsewhere, or {ADVICE}"
+            )
         if not is_resumed:
             self._trials.append(TrialRecord(params=asked.params))
             self._write()
@@ -228,10 +257,14 @@ class Study:
         if best is not None:
             overrides = Trial(content=self._content, values=best.values, run=best.run).overrides
             head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {best.value:.5f}, {best.run.name}\n"
-            write_text(best.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
+            write_text(
+                best.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False)
+            )
 
     def best(self) -> Best | None:
-        """Return the best completed trial, or None. If several are equally good, the first one is returned."""
+        """Return the best completed trial, or None. If several are equally good, the first one is
+        returned.
+        """
         ended = [
             (trial_record.value, -number)
             for number, trial_record in enumerate(self._trials)
@@ -239,15 +272,18 @@ class Study:
         ]
         if not ended:
             return None
-        value, place = max(ended, key=lambda trial_record: (goodness(self._metric, trial_record[0]), trial_record[1]))
+        value, place = max(
+            ended, key=lambda trial_record: (goodness(self._metric, trial_record[0]), trial_record[1])
+        )
         trial, recipe = self._trial(-place), self._folder / "best.yaml"
         return Best(values=trial.values, metric=self._metric, value=value, run=trial.run, recipe=recipe)
 
 
 def tune(
     content: Mapping[str, Any], space: Space, folder: Path, trials: int, progress: Progress, origin: str
-) -> Best:  # fmt: skip
-    """Run trials until the study has `trials` trials, including trials of earlier calls, and return the best one.
+) -> Best:
+    """Run trials until the study has `trials` trials, including trials of earlier calls, and return
+    the best one.
 
     The test split is never read.
 
@@ -286,7 +322,8 @@ def tune(
                 progress.advance(1)
         except Interrupted as error:
             raise Interrupted(
-                f"stopped; finished trials are in {folder}; run the same command again to resume", error.signal
+                f"stopped; finished trials are in {folder}; run the same command again to resume",
+                error.signal,
             ) from error
         finally:
             progress.finish()
@@ -295,7 +332,9 @@ def tune(
         if best is None:
             reasons = [trial_record.reason for trial_record in study.ended() if trial_record.reason]
             why = f"; the last: {reasons[-1]}" if reasons else ""
-            raise TrainingError(f"none of {trials} trials was completed{why}: change --space, or the recipe")
+            raise TrainingError(
+                f"none of {trials} trials was completed{why}: change --space, or the recipe"
+            )
         return best
 
 
@@ -303,8 +342,8 @@ def _check_validation(dataset: Dataset) -> None:
     first = dataset.label_counts("valid")[dataset.schema.label_column]
     if not 0 < first.positives < first.known:
         raise DatasetError(
-            f"{dataset.path} has {'a single class in its' if first.known else 'no'} validation split, but trials are "
-            "compared by it: set data.split.valid and prepare again"
+            f"{dataset.path} has {'a single class in its' if first.known else 'no'} validation split, but "
+            "trials are compared by it: set data.split.valid and prepare again"
         )
 
 
@@ -312,7 +351,9 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
     if not isinstance(dimension, Range):
         return optuna.distributions.CategoricalDistribution(dimension.values)
     if dimension.is_integer:
-        return optuna.distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+        return optuna.distributions.IntDistribution(
+            int(dimension.low), int(dimension.high), log=dimension.log
+        )
     return optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
@@ -339,13 +380,15 @@ class Trial:
     def overrides(self) -> dict[str, Any]:
         """Return all fields that differ from the recipe.
 
-        With another batch size, `eval_every` is scaled to the same number of samples, so that running trials can be
-        compared.
+        With another batch size, `eval_every` is scaled to the same number of samples, so that
+        running trials can be compared.
         """
         values = dict(self.values)
         base = Recipe.from_dict(dict(self.content)).train
         if base.eval_every and "train.batch_size" in values and "train.eval_every" not in values:
-            values["train.eval_every"] = max(round(base.eval_every * base.batch_size / values["train.batch_size"]), 1)
+            values["train.eval_every"] = max(
+                round(base.eval_every * base.batch_size / values["train.batch_size"]), 1
+            )
         return values
 
     def train(self, dataset: Dataset, watch: Callable[[int, float], None]) -> float:

@@ -1,8 +1,8 @@
 """Conversion of raw columns to the types that a `Source` yields. Errors name file, row and column.
 
-In each row, the lists in all columns of a sequence must have the same length, as must the lists of a feature and its
-weights. An event that lacks a value in one of these columns is removed from all of them. The lists are then cut to
-`max_length`.
+In each row, the lists in all columns of a sequence must have the same length, as must the lists of
+a feature and its weights. An event that lacks a value in one of these columns is removed from all
+of them. The lists are then cut to `max_length`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import column, weights_of
-from stratarec.data.columns.dates import FIRST_SECOND, LAST_SECOND, NO_DATE, Seconds, compute_dates, to_seconds
+from stratarec.data.columns.dates import (
+    FIRST_SECOND,
+    LAST_SECOND,
+    NO_DATE,
+    Seconds,
+    compute_dates,
+    to_seconds,
+)
 from stratarec.data.columns.text_values import (
     TEXT_TYPES,
     drop_incomplete,
@@ -49,8 +56,8 @@ _INTEGER = ", without leading zeros, because its type is integer; set type to te
 class BadRows:
     """Count of bad rows in one chunk, and error messages for the first of them.
 
-    Columns are checked one after another, so the first bad row is known only when all are checked. Then call
-    `raise_first`.
+    Columns are checked one after another, so the first bad row is known only when all are checked.
+    Then call `raise_first`.
     """
 
     on_bad_row: OnBadRow | None
@@ -70,8 +77,8 @@ class BadRows:
         del self._first[_EXAMPLES:]
 
     def raise_first(self, rows: int = 0) -> None:
-        """Raise `DataError` for the first bad row, unless bad rows are skipped. `rows` is the number of rows
-        checked.
+        """Raise `DataError` for the first bad row, unless bad rows are skipped. `rows` is the
+        number of rows checked.
         """
         if not self.count or self.on_bad_row == "skip":
             return
@@ -79,17 +86,23 @@ class BadRows:
             raise DataError(self.examples[0])
         advice = "set data.on_bad_row=skip to leave out bad rows"
         if self.count * 2 > rows > 1:
-            advice = f"{self.count:,} of {max(rows, self.count):,} rows around it are bad: check data.source"
+            advice = (
+                f"{self.count:,} of {max(rows, self.count):,} rows around it are bad: check data.source"
+            )
         elif self.count > 1:
             advice = f"{self.count:,} rows around it are bad; {advice}"
         raise DataError(f"{self.examples[0]}; {advice}")
 
 
 def check_present(names: Sequence[Any], required: Sequence[str], path: str, advice: str = "") -> None:
-    """Raise `DataError` unless each of `required` occurs exactly once in `names`; the message ends with `advice`."""
+    """Raise `DataError` unless each of `required` occurs exactly once in `names`; the message ends
+    with `advice`.
+    """
     for name in required:
         if names.count(name) > 1:
-            raise DataError(f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
+            raise DataError(
+                f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one"
+            )
     present = [str(other) for other in names]
     missing = [name for name in dict.fromkeys(required) if name not in names]
     close = difflib.get_close_matches(missing[0], present, 1) if len(missing) == 1 else []
@@ -108,9 +121,16 @@ def naming_column(path: str, name: str) -> Iterator[None]:
     except DataError:
         raise
     except (
-        TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, pl.exceptions.PolarsError,
-        pl.exceptions.PanicException, pa.ArrowException,
-    ) as error:  # fmt: skip
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        pa.ArrowException,
+    ) as error:
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{path}: column {name!r} cannot be read: {text}") from error
 
@@ -127,7 +147,8 @@ class Converter:
     bad : BadRows
         Collects the rows that cannot be used.
     from_text : bool
-        Whether the file is text without types. Numbers are then parsed from text, and messages count lines.
+        Whether the file is text without types. Numbers are then parsed from text, and messages
+        count lines.
     optional_user : bool
         Whether a row without a user is a good row.
     optional_label : bool
@@ -135,11 +156,21 @@ class Converter:
     """
 
     def __init__(
-        self, path: str, numbers: NDArray[np.int64], bad: BadRows, *, from_text: bool = False,
-        optional_user: bool = False, optional_label: bool = False,
-    ) -> None:  # fmt: skip
-        self._path, self._numbers, self._bad, self._from_text = path, numbers, bad, from_text
-        self._optional_user, self._optional_label = optional_user, optional_label
+        self,
+        path: str,
+        numbers: NDArray[np.int64],
+        bad: BadRows,
+        *,
+        from_text: bool = False,
+        optional_user: bool = False,
+        optional_label: bool = False,
+    ) -> None:
+        self._path = path
+        self._numbers = numbers
+        self._bad = bad
+        self._from_text = from_text
+        self._optional_user = optional_user
+        self._optional_label = optional_label
         self._is_good = np.ones(len(numbers), dtype=bool)
 
     @property
@@ -148,7 +179,9 @@ class Converter:
         return self._numbers[self._is_good]
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Return all columns of `schema` for the good rows. Labels are left out if `frame` has none."""
+        """Return all columns of `schema` for the good rows. Labels are left out if `frame` has
+        none.
+        """
         return self.good_rows(pl.DataFrame(self.columns(frame, schema)))
 
     def good_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -187,7 +220,9 @@ class Converter:
             columns[schema.time] = time
         for name in filter(None, (schema.session, schema.user)):
             is_optional = self._optional_user and name == schema.user != schema.session
-            columns[name] = (self.category if is_optional else self.key)(frame[name], types.get(name, "auto"))
+            columns[name] = (self.category if is_optional else self.key)(
+                frame[name], types.get(name, "auto")
+            )
         return columns
 
     def require(self, raw: pl.Series, fits: pl.Series, expected: str) -> None:
@@ -207,13 +242,16 @@ class Converter:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
 
     def _labels(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
-        """Return every label. If there are several, missing labels are `UNKNOWN`, and a row must have at least one."""
+        """Return every label. If there are several, missing labels are `UNKNOWN`, and a row must
+        have at least one.
+        """
         if not schema.labels:
             raw = frame[schema.label_column]
             return {schema.label_column: self._label(raw, schema.label, optional=self._optional_label)}
         names = schema.label_columns
         labels = {
-            name: self._label(frame[name], rule, optional=True) for name, rule in zip(names, schema.labels, strict=True)
+            name: self._label(frame[name], rule, optional=True)
+            for name, rule in zip(names, schema.labels, strict=True)
         }
         if self._optional_label:
             return labels
@@ -230,14 +268,15 @@ class Converter:
             raw = raw.fill_nan(None)
         if threshold is None:
             value = self._numeric(
-                raw, "0 and 1, or booleans; for words set schema.label to {column: NAME, equals: WORD}", booleans=True
+                raw,
+                "0 and 1, or booleans; for words set schema.label to {column: NAME, equals: WORD}",
+                booleans=True,
             )
             fits, positive = (value == 0) | (value == 1), value == 1
             expected = "0 or 1"
             if self._from_text:
-                expected += (
-                    f", or true or false; for other words set schema.label to {{column: {raw.name}, equals: WORD}}"
-                )
+                setting = f"{{column: {raw.name}, equals: WORD}}"
+                expected += f", or true or false; for other words set schema.label to {setting}"
         else:
             value = self._numeric(raw, "numbers for a label", booleans=True)
             fits, positive, expected = value.is_finite(), value >= threshold, "a number"
@@ -248,15 +287,21 @@ class Converter:
     def _label_by_word(self, raw: pl.Series, word: str, *, optional: bool) -> pl.Series:
         """Return a label that is 1 if the text is `word`, else 0."""
         if raw.dtype not in (*TEXT_TYPES, pl.Null):
-            raise self._type_error(raw, f"text, because its rule is equals {word!r}; at_least is for numbers")
+            raise self._type_error(
+                raw, f"text, because its rule is equals {word!r}; at_least is for numbers"
+            )
         text = raw.cast(pl.String).str.strip_chars()
         missing = text.is_null() | (text == "").fill_null(False)
         if not optional:
             self.require(raw, ~missing, f"{word!r} or another text")
-        return (text == word).fill_null(False).cast(pl.UInt8).set(missing & optional, UNKNOWN).alias(raw.name)
+        return (
+            (text == word).fill_null(False).cast(pl.UInt8).set(missing & optional, UNKNOWN).alias(raw.name)
+        )
 
     def _numeric(self, raw: pl.Series, expected: str, *, booleans: bool = False) -> pl.Series:
-        """Return ``Float64``, null for values that are not numbers; with `booleans`, true and false are numbers."""
+        """Return ``Float64``, null for values that are not numbers; with `booleans`, true and false
+        are numbers.
+        """
         if self._from_text and raw.dtype == pl.String:
             value = _parse_numbers(raw)
             if not booleans:
@@ -268,22 +313,31 @@ class Converter:
         return raw.cast(pl.Float64)
 
     def number(self, raw: pl.Series, decimal: Decimal = "") -> pl.Series:
-        """Return a dense column as ``Float64``, null for missing values. `decimal` is the decimal mark of its text."""
+        """Return a dense column as ``Float64``, null for missing values. `decimal` is the decimal
+        mark of its text.
+        """
         if decimal and raw.dtype in TEXT_TYPES:
             text = raw.cast(pl.String)
             value = numbers_from_text(text, decimal)
             missing = text.is_null() | (text.str.strip_chars() == "").fill_null(False)
-            self.require(raw, missing | value.is_finite(), f"a number with decimal mark {decimal!r}, or nothing")
+            self.require(
+                raw, missing | value.is_finite(), f"a number with decimal mark {decimal!r}, or nothing"
+            )
             return value
-        is_text = raw.dtype in TEXT_TYPES  # as every value of a CSV file, and values of frames made from JSON
+        # as every value of a CSV file, and values of frames made from JSON
+        is_text = raw.dtype in TEXT_TYPES
         value = _parse_numbers(raw) if is_text else self._numeric(raw, "numbers for a dense feature")
-        if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:  # as most columns are
+        # as most columns are
+        if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:
             return value
-        # In a column of floats, NaN is a missing value. In a column that had to be read as text, it is an error.
+        # In a column of floats, NaN is a missing value. In a column that had to be read as text, it
+        # is an error.
         value = value.fill_nan(None)
         missing = raw.is_null() | (raw.cast(pl.String) == "") if is_text else value.is_null()
         self.require(
-            raw, missing | (value.abs() <= MAX_NUMBER), f"a finite number of at most {MAX_NUMBER:g}, or nothing"
+            raw,
+            missing | (value.abs() <= MAX_NUMBER),
+            f"a finite number of at most {MAX_NUMBER:g}, or nothing",
         )
         return value
 
@@ -296,14 +350,17 @@ class Converter:
     def key(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
         """Convert a column such as the user, as `category` does; a row without a value is bad."""
         value = self.category(raw, type)
-        self.require(raw, value.is_not_null(), "a value")  # of `value`: NaN is missing, and no null in `raw`
+        # of `value`: NaN is missing, and no null in `raw`
+        self.require(raw, value.is_not_null(), "a value")
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null where missing.
+        """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null
+        where missing.
 
-        An empty text is missing in every format, because text files cannot tell the two apart. Booleans are the texts
-        ``true`` and ``false``, as in JSON, however a file writes them, unless the type is ``integer``.
+        An empty text is missing in every format, because text files cannot tell the two apart.
+        Booleans are the texts ``true`` and ``false``, as in JSON, however a file writes them,
+        unless the type is ``integer``.
         """
         if type == "text":
             return self.category(raw).cast(pl.String)
@@ -313,20 +370,27 @@ class Converter:
                 text = text.to_frame().select(pl.when(pl.first() != "").then(pl.first())).to_series()
             if type == "auto" and text.is_in(list(BOOLEANS)).any():
                 text = text.replace(BOOLEANS)
-            return text if type == "auto" else self._integers(raw, integers_from_text(text), text.is_null(), _INTEGER)
+            return (
+                text
+                if type == "auto"
+                else self._integers(raw, integers_from_text(text), text.is_null(), _INTEGER)
+            )
         if raw.dtype == pl.Boolean and type == "auto":
             return raw.cast(pl.String)
         if raw.dtype == pl.UInt64:
             return raw
         if raw.dtype.is_float() or raw.dtype.is_decimal():
-            # Integers may be stored as decimals, or as floats because some are missing, as pandas does.
+            # Integers may be stored as decimals, or as floats because some are missing, as pandas
+            # does.
             missing = raw.fill_nan(None).is_null() if raw.dtype.is_float() else raw.is_null()
             return self._integers(raw, integers_from_numbers(raw), missing)
         if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
             return raw.cast(pl.Int64)
         raise self._type_error(raw, "integers or text for a category")
 
-    def _integers(self, raw: pl.Series, value: pl.Series, missing: pl.Series, detail: str = "") -> pl.Series:
+    def _integers(
+        self, raw: pl.Series, value: pl.Series, missing: pl.Series, detail: str = ""
+    ) -> pl.Series:
         self.require(raw, missing | value.is_not_null(), f"a whole number or nothing{detail}")
         return value
 
@@ -335,14 +399,20 @@ class Converter:
         lists = self._lists(raw, feature.separator).list.drop_nulls()
         return self._typed_lists(raw, lists, feature.type).list.head(feature.max_length)
 
-    def _sequence(self, raw: Sequence[pl.Series], features: Sequence[SparseFeature]) -> dict[str, pl.Series]:
-        """Return the lists of the columns of one sequence: the last `max_length` complete events of each row."""
+    def _sequence(
+        self, raw: Sequence[pl.Series], features: Sequence[SparseFeature]
+    ) -> dict[str, pl.Series]:
+        """Return the lists of the columns of one sequence: the last `max_length` complete events of
+        each row.
+        """
         lists = [
             self._typed_lists(part, self._lists(part, feature.separator), feature.type)
             for part, feature in zip(raw, features, strict=True)
         ]
         for feature, part in zip(features[1:], lists[1:], strict=True):
-            self._require_same_length(feature.name, part, features[0].name, lists[0], "whose events it describes")
+            self._require_same_length(
+                feature.name, part, features[0].name, lists[0], "whose events it describes"
+            )
         complete = drop_incomplete(self._without_bad(lists))
         return {f.name: part.list.tail(f.max_length) for f, part in zip(features, complete, strict=True)}
 
@@ -355,7 +425,8 @@ class Converter:
         self._require_same_length(feature.weights, numbers, feature.name, values, "whose weights they are")
         self._require_weights(feature.weights, *self._without_bad([values, numbers]))
         values, numbers = (
-            part.list.head(feature.max_length) for part in drop_incomplete(self._without_bad([values, numbers]))
+            part.list.head(feature.max_length)
+            for part in drop_incomplete(self._without_bad([values, numbers]))
         )
         return {feature.name: values, weights_of(feature.name): numbers.cast(pl.List(pl.Float32))}
 
@@ -370,9 +441,13 @@ class Converter:
         return lists.cast(pl.List(pl.Float64), strict=False)
 
     def _require_weights(self, name: str, values: pl.Series, weights: pl.Series) -> None:
-        """Record as bad the rows in which a value has no weight. The lists of a row must have the same length."""
+        """Record as bad the rows in which a value has no weight. The lists of a row must have the
+        same length.
+        """
         lengths = _lengths(values)
-        flat_values, flat_weights = (part.drop_nulls().explode(empty_as_null=False) for part in (values, weights))
+        flat_values, flat_weights = (
+            part.drop_nulls().explode(empty_as_null=False) for part in (values, weights)
+        )
         fits = flat_weights.is_between(0.0, MAX_NUMBER).fill_null(False)
         places = np.flatnonzero((flat_values.is_not_null() & ~fits).to_numpy())
         rows, first = np.unique(np.repeat(np.arange(len(lengths)), lengths)[places], return_index=True)
@@ -382,10 +457,14 @@ class Converter:
             self._mark_bad(row, name, f"{value}, expected finite numbers of 0 or more, one for each value")
 
     def _without_bad(self, lists: Sequence[pl.Series]) -> list[pl.Series]:
-        """Return lists with null in bad rows. Otherwise their unequal lengths would shift the values of later rows."""
+        """Return lists with null in bad rows. Otherwise their unequal lengths would shift the
+        values of later rows.
+        """
         return pl.DataFrame(lists).select(pl.when(pl.Series(self._is_good)).then(pl.all())).get_columns()
 
-    def _require_same_length(self, name: str, lists: pl.Series, main: str, expected: pl.Series, relation: str) -> None:
+    def _require_same_length(
+        self, name: str, lists: pl.Series, main: str, expected: pl.Series, relation: str
+    ) -> None:
         length, expected_length = _lengths(lists), _lengths(expected)
         for row in np.flatnonzero((length != expected_length) & self._is_good):
             size = f"{expected_length[row]} values, as many as {main!r} has, {relation}"
@@ -409,7 +488,9 @@ class Converter:
         return raw
 
     def _lists(self, raw: pl.Series, separator: str) -> pl.Series:
-        """Return lists of ``Int64``, ``UInt64`` or ``String``; a missing value is null in its list."""
+        """Return lists of ``Int64``, ``UInt64`` or ``String``; a missing value is null in its
+        list.
+        """
         lists = self._raw_lists(raw, separator, "lists, or text")
         if raw.dtype.base_type() not in (pl.List, pl.Array):
             return lists
@@ -449,7 +530,8 @@ class Converter:
         Raises
         ------
         DataError
-            If different times would become equal in `unit`, or if numbers are dates in another unit but not in `unit`.
+            If different times would become equal in `unit`, or if numbers are dates in another unit
+            but not in `unit`.
         """
         times = read_times(raw, unit, form)
         if times is None:
@@ -465,7 +547,8 @@ class Converter:
     def dates(
         self, frame: pl.DataFrame, dates: Sequence[DateColumn], read_before: Mapping[str, pl.Series]
     ) -> dict[str, Seconds]:
-        """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing.
+        """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is
+        missing.
 
         Columns in `read_before` were read before.
         """
@@ -484,7 +567,11 @@ class Converter:
         if fault:
             raise DataError(f"{self._path}: column {raw.name!r} {fault} in schema.dates")
         seconds = to_seconds(value, date.time_unit)
-        form = f"as {date.time_format}" if date.time_format else "such as 2024-05-31; other forms need time_format"
+        form = (
+            f"as {date.time_format}"
+            if date.time_format
+            else "such as 2024-05-31; other forms need time_format"
+        )
         missing = raw.fill_nan(None).is_null() if raw.dtype.is_float() else raw.is_null()
         fits = missing | seconds.is_between(FIRST_SECOND, LAST_SECOND).fill_null(False)
         self.require(raw, fits, f"a date from the year 1 to 9999, or nothing, {form}")

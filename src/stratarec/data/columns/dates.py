@@ -1,7 +1,9 @@
-"""Numbers that are computed from columns of dates: parts of the calendar, and days between two dates.
+"""Numbers that are computed from columns of dates: parts of the calendar, and days between two
+dates.
 
-The same functions compute them for logs, frames and single rows. Dates are whole seconds since 1970 (fractions are
-rounded down), from the year 1 to 9999. Days follow the Gregorian calendar in all years, as in Python's datetime.
+The same functions compute them for logs, frames and single rows. Dates are whole seconds since 1970
+(fractions are rounded down), from the year 1 to 9999. Days follow the Gregorian calendar in all
+years, as in Python's datetime.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 """First and last second of the years 1 to 9999."""
 # At the ends of these years, Python cannot convert all times to other zones.
 _FIRST_OFFSET, _LAST_OFFSET = FIRST_SECOND + 2 * _DAY, LAST_SECOND - 2 * _DAY
-# Up to this number of times, offsets are looked up for each time, which is faster than finding the distinct days.
+# Up to this number of times, offsets are looked up for each time, which is faster than finding the
+# distinct days.
 _FEW = 16
 Seconds: TypeAlias = NDArray[np.int64]
 NO_DATE = np.iinfo(np.int64).min
@@ -64,7 +67,9 @@ PARTS: Mapping[DatePart, Callable[[LocalTimes], Seconds]] = {
 }
 
 
-def compute_dates(dates: Sequence[DateColumn], seconds: Mapping[str, Seconds]) -> dict[str, NDArray[np.float64]]:
+def compute_dates(
+    dates: Sequence[DateColumn], seconds: Mapping[str, Seconds]
+) -> dict[str, NDArray[np.float64]]:
     """Return the features of columns of dates, NaN where a date is missing.
 
     Parameters
@@ -93,9 +98,11 @@ def to_seconds(times: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def read_plain_date(cell: Any, unit: TimeUnit, form: str) -> int | None:
-    """Return the seconds since 1970 of a value as `Converter` reads it, but without Polars, which takes milliseconds.
+    """Return the seconds since 1970 of a value as `Converter` reads it, but without Polars, which
+    takes milliseconds.
 
-    Return None for a value that only `Converter` can read or refuse. `unit` and `form` are those of the column.
+    Return None for a value that only `Converter` can read or refuse. `unit` and `form` are those of
+    the column.
     """
     kind = type(cell)
     if kind is int and not form:
@@ -124,9 +131,11 @@ def read_plain_date(cell: Any, unit: TimeUnit, form: str) -> int | None:
 
 
 def local_seconds(seconds: Seconds, zone: str) -> Seconds:
-    """Return the local times in `zone` of UTC times, both in seconds from 1970-01-01 00:00 of their clock.
+    """Return the local times in `zone` of UTC times, both in seconds from 1970-01-01 00:00 of their
+    clock.
 
-    For many times, the offset is looked up for each day, and for each time of a day on which it changes.
+    For many times, the offset is looked up for each day, and for each time of a day on which it
+    changes.
     """
     if zone == "UTC":
         return seconds
@@ -134,7 +143,9 @@ def local_seconds(seconds: Seconds, zone: str) -> Seconds:
     if len(seconds) <= _FEW:
         return seconds + _offsets(within, place)
     days, inverse = np.unique(within // _DAY, return_inverse=True)
-    first, last = (_offsets((days * _DAY + part).clip(_FIRST_OFFSET, _LAST_OFFSET), place) for part in (0, _DAY))
+    first, last = (
+        _offsets((days * _DAY + part).clip(_FIRST_OFFSET, _LAST_OFFSET), place) for part in (0, _DAY)
+    )
     offsets, changes = first[inverse], np.flatnonzero((first != last)[inverse])
     offsets[changes] = _offsets(within[changes], place)
     return seconds + offsets
@@ -142,6 +153,9 @@ def local_seconds(seconds: Seconds, zone: str) -> Seconds:
 
 def _offsets(seconds: Seconds, zone: ZoneInfo) -> Seconds:
     """Return the offset of a zone from UTC at each time, in seconds."""
-    times = (zone.fromutc((_EPOCH + timedelta(seconds=second)).replace(tzinfo=zone)) for second in seconds.tolist())
+    times = (
+        zone.fromutc((_EPOCH + timedelta(seconds=second)).replace(tzinfo=zone))
+        for second in seconds.tolist()
+    )
     offsets = (time.utcoffset() or timedelta() for time in times)
     return np.array([offset // timedelta(seconds=1) for offset in offsets], dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Read the columns of DataFrames, tables, mappings and Python objects for `Converter`. A few rows are read without
-Polars, which is faster.
+"""Read the columns of DataFrames, tables, mappings and Python objects for `Converter`. A few rows
+are read without Polars, which is faster.
 
-The types of Python objects are determined here. Polars would take time cubic in the depth of nested lists, would read
-2.5 as 2 in a list of integers, and would raise unexpected errors for some objects.
+The types of Python objects are determined here. Polars would take time cubic in the depth of nested
+lists, would read 2.5 as 2 in a list of integers, and would raise unexpected errors for some
+objects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.columns.converter import BOOLEANS, MAX_NUMBER, BadRows, Converter, check_present, naming_column
+from stratarec.data.columns.converter import (
+    BOOLEANS,
+    MAX_NUMBER,
+    BadRows,
+    Converter,
+    check_present,
+    naming_column,
+)
 from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
 from stratarec.data.columns.text_values import series_of_lists, split_text
 from stratarec.data.schema import Schema, SparseFeature
@@ -32,8 +40,11 @@ from stratarec.errors import DataError
 FRAME = "the frame"
 """Name of a frame in error messages."""
 MAX_PLAIN_ROWS = 1024
-"""Maximum number of rows that are read as Python values; for more rows, conversion by Polars is faster."""
-# Up to this number of rows, Polars' rows are transposed by Python, which takes less time than reading each column.
+"""Maximum number of rows that are read as Python values; for more rows, conversion by Polars is
+faster.
+"""
+# Up to this number of rows, Polars' rows are transposed by Python, which takes less time than
+# reading each column.
 _TRANSPOSED_ROWS = 32
 _INT64_END = float(1 << 63)
 _MAX_INTEGER = math.nextafter(_INT64_END, 0.0)
@@ -47,22 +58,26 @@ _NUMBER_TYPES, _SEQUENCES = frozenset((float, int, _NoneType)), frozenset((list,
 
 
 def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
-    """Return the column of every feature, with the type that it has in a log and null for missing values.
+    """Return the column of every feature, with the type that it has in a log and null for missing
+    values.
 
     Histories are columns of lists, and are not cut to `max_length`.
 
     Parameters
     ----------
     frame : DataFrame or mapping of columns
-        A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Columns that are not
-        features are ignored.
+        A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series.
+        Columns that are not features are ignored.
 
     Raises
     ------
     DataError
-        If a column or value cannot be read. The message names the column and the row, counted from 1.
+        If a column or value cannot be read. The message names the column and the row, counted from
+        1.
     """
-    sparse = tuple(replace(f.as_column(), separator="") if f.kind == "history" else f for f in schema.sparse)
+    sparse = tuple(
+        replace(f.as_column(), separator="") if f.kind == "history" else f for f in schema.sparse
+    )
     features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
     names, columns = _column_names(frame), {}
     check_present(names, schema.scored_columns, FRAME)
@@ -79,7 +94,8 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
 
 
 def read_columns(frame: Any) -> dict[str, pl.Series]:
-    """Return every column of a frame, or of a 2-d array. The columns of an array are named x0, x1 and so on.
+    """Return every column of a frame, or of a 2-d array. The columns of an array are named x0, x1
+    and so on.
 
     Raises
     ------
@@ -87,12 +103,15 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
         If a column cannot be read. The message names the column.
     """
     if hasattr(frame, "toarray"):
-        raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
+        raise DataError(
+            "got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array"
+        )
     if isinstance(frame, list) or (hasattr(frame, "__array__") and not has_column_names(frame)):
         values = np.asarray(frame)
         if values.ndim != 2:
             raise DataError(
-                f"got an array of {values.ndim} dimensions, expected two: rows and columns. Reshape your data"
+                f"got an array of {values.ndim} dimensions, expected two: rows and "
+                "columns. Reshape your data"
             )
         if values.dtype.kind == "c":
             raise DataError("Complex data not supported: expected numbers, texts or truth values")
@@ -128,13 +147,17 @@ def _column_names(frame: Any) -> list[Any]:
     try:
         return list(names)  # type: ignore[arg-type]
     except TypeError:
-        raise DataError(f"got {type(frame).__name__}, expected a DataFrame or a mapping of columns") from None
+        raise DataError(
+            f"got {type(frame).__name__}, expected a DataFrame or a mapping of columns"
+        ) from None
 
 
 def read_column(name: str, column: Any, *, is_number: bool = False) -> pl.Series:
-    """Convert a column of any kind to a series. Python objects become text, integers, floats, or lists of these.
+    """Convert a column of any kind to a series. Python objects become text, integers, floats, or
+    lists of these.
 
-    `is_number` says that numbers are expected: if objects of several types are mixed, the error is about another one.
+    `is_number` says that numbers are expected: if objects of several types are mixed, the error is
+    about another one.
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column.validate(full=True)  # Polars does not notice bytes that are no text
@@ -142,14 +165,26 @@ def read_column(name: str, column: Any, *, is_number: bool = False) -> pl.Series
         if inner is None or not pa.types.is_nested(inner):
             return pl.Series(name, column)
     elif isinstance(column, pl.Series):
-        return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list(), is_number)
+        return (
+            column.alias(name)
+            if column.dtype != pl.Object
+            else _from_cells(name, column.to_list(), is_number)
+        )
     elif type(column).__module__.split(".")[0] == "pandas" and hasattr(column, "dtype"):
-        return _from_cells(name, column.tolist(), is_number) if column.dtype == object else pl.Series(name, column)
+        return (
+            _from_cells(name, column.tolist(), is_number)
+            if column.dtype == object
+            else pl.Series(name, column)
+        )
     elif isinstance(column, np.ndarray) or hasattr(column, "__array__"):
-        return _from_array(name, column if isinstance(column, np.ndarray) else np.asarray(column), is_number)
+        return _from_array(
+            name, column if isinstance(column, np.ndarray) else np.asarray(column), is_number
+        )
     elif isinstance(column, Sequence) and not isinstance(column, str | bytes | bytearray | memoryview):
         return _from_cells(name, list(column), is_number)
-    raise DataError(f"{FRAME}: column {name!r} is {_describe(column)}, expected a list, an array or a series")
+    raise DataError(
+        f"{FRAME}: column {name!r} is {_describe(column)}, expected a list, an array or a series"
+    )
 
 
 def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.Series:
@@ -158,8 +193,8 @@ def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.
         return pl.Series(name, column.astype("datetime64[us]"))
     if column.ndim not in (1, 2) or kind.kind not in "biufUO":
         raise DataError(
-            f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one dimension "
-            "of numbers or text, or two dimensions for lists of numbers or text"
+            f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one "
+            "dimension of numbers or text, or two dimensions for lists of numbers or text"
         )
     if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
         return _from_cells(name, column.tolist(), is_number)
@@ -167,7 +202,9 @@ def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.
 
 
 def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:
-    """Convert a column of Python objects, which are values or lists of values; None and NaN become null."""
+    """Convert a column of Python objects, which are values or lists of values; None and NaN become
+    null.
+    """
     families = _families(cells)
     if is_number or "list" not in families.values():
         return _from_values(name, cells, range(len(cells)), families, is_number)
@@ -175,7 +212,9 @@ def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:
     lengths = np.array([0 if items is None else len(items) for items in lists], dtype=np.int64)
     flat = list(chain.from_iterable(items for items in lists if items is not None))
     values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat), is_number)
-    return series_of_lists(name, values, lengths, pl.Series([items is None for items in lists], dtype=pl.Boolean))
+    return series_of_lists(
+        name, values, lengths, pl.Series([items is None for items in lists], dtype=pl.Boolean)
+    )
 
 
 def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
@@ -187,16 +226,26 @@ def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
         raise _cell_error(name, row, cell, "a list of numbers or text")
     if _family(type(cell)) != "list":
         raise _cell_error(name, row, cell, "a list, as in other rows")
-    return cell.to_list() if isinstance(cell, pl.Series) else cell.tolist() if hasattr(cell, "tolist") else list(cell)
+    return (
+        cell.to_list()
+        if isinstance(cell, pl.Series)
+        else cell.tolist()
+        if hasattr(cell, "tolist")
+        else list(cell)
+    )
 
 
 def _from_values(
-    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family],
+    name: str,
+    cells: list[Any],
+    rows: Sequence[int] | NDArray[np.int64],
+    families: Mapping[type, _Family],
     is_number: bool,
-) -> pl.Series:  # fmt: skip
+) -> pl.Series:
     """Convert cells to a series of text, integers or floats.
 
-    `rows` lists the row of each cell. `families` maps each Python type in the cells to its family."""
+    `rows` lists the row of each cell. `families` maps each Python type in the cells to its
+    family."""
     try:
         return _to_series(name, cells, rows, families, is_number)
     except (UnicodeError, OverflowError):
@@ -207,7 +256,9 @@ def _from_values(
 
 
 def _expected_instead(cell: Any) -> str:
-    """Return the values that are expected instead of a cell that no series can contain; empty if one can."""
+    """Return the values that are expected instead of a cell that no series can contain; empty if
+    one can.
+    """
     try:
         if isinstance(cell, str):
             cell.encode()
@@ -221,15 +272,20 @@ def _expected_instead(cell: Any) -> str:
 
 
 def _to_series(
-    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family],
+    name: str,
+    cells: list[Any],
+    rows: Sequence[int] | NDArray[np.int64],
+    families: Mapping[type, _Family],
     is_number: bool,
-) -> pl.Series:  # fmt: skip
+) -> pl.Series:
     if any(issubclass(kind, Decimal) for kind in families):
         cells = [_integer_or_cell(cell) for cell in cells]
         families = _families(cells)
     present = set(families.values()) - {"nothing"}
     if present and {kind for kind, family in families.items() if family != "nothing"} <= {bool, np.bool_}:
-        return pl.Series(name, [bool(cell) if families[type(cell)] != "nothing" else None for cell in cells])
+        return pl.Series(
+            name, [bool(cell) if families[type(cell)] != "nothing" else None for cell in cells]
+        )
     polars_type = _POLARS_TYPES.get(next(iter(families))) if len(families) == 1 else None
     if polars_type is not None:
         with suppress(TypeError, OverflowError):  # integers beyond 64 bits
@@ -237,7 +293,9 @@ def _to_series(
     if not present:
         return pl.Series(name, [None] * len(cells), dtype=pl.Null)
     # pandas uses NaN for missing text.
-    if present == {"text", "real"} and all(families[type(cell)] == "text" or _is_missing(cell) for cell in cells):
+    if present == {"text", "real"} and all(
+        families[type(cell)] == "text" or _is_missing(cell) for cell in cells
+    ):
         present = {"text"}
     if present == {"text"}:
         return pl.Series(name, [None if _is_missing(cell) else cell for cell in cells], dtype=pl.String)
@@ -245,7 +303,10 @@ def _to_series(
         return pl.Series(name, [_utc(cell) for cell in cells], dtype=pl.Datetime("us"))
     if not present <= {"integer", "real"}:
         kinds = [families[type(cell)] for cell in cells]
-        first, expected = {next(kind for kind in kinds if kind != "nothing")}, "text alone, or numbers alone"
+        first, expected = (
+            {next(kind for kind in kinds if kind != "nothing")},
+            "text alone, or numbers alone",
+        )
         if is_number:
             first, expected = {"integer", "real"}, "a number or nothing"
         allowed = (first | {"nothing"}) - {"", "list"}
@@ -258,7 +319,9 @@ def _to_series(
             if least <= min(numbers) and max(numbers) < end:
                 return pl.Series(name, integers, dtype=kind)
     return pl.Series(
-        name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
+        name,
+        [None if families[type(cell)] == "nothing" else float(cell) for cell in cells],
+        dtype=pl.Float64,
     ).fill_nan(None)
 
 
@@ -272,7 +335,9 @@ def _utc(cell: Any) -> datetime | None:
 
 
 def _integer_or_cell(cell: Any) -> Any:
-    """Return the integer for a decimal that is a 64-bit integer; return any other cell unchanged."""
+    """Return the integer for a decimal that is a 64-bit integer; return any other cell
+    unchanged.
+    """
     fits = isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 20
     return int(cell) if fits and cell == cell.to_integral_value() else cell
 
@@ -282,7 +347,9 @@ def _families(cells: list[Any]) -> dict[type, _Family]:
 
 
 def _family(kind: type) -> _Family:
-    """Return the family of a Python type: ``integer`` for int. An empty string if the type is not supported."""
+    """Return the family of a Python type: ``integer`` for int. An empty string if the type is not
+    supported.
+    """
     if issubclass(kind, str):
         return "text"
     if issubclass(kind, Integral | np.bool_):
@@ -326,7 +393,9 @@ class PlainRows(NamedTuple):
     limit: float
     """Largest absolute number that needs no conversion."""
     integers: list[int]
-    """Values of sparse features with integers; unsigned ones as the signed integers with the same bits."""
+    """Values of sparse features with integers; unsigned ones as the signed integers with the same
+    bits.
+    """
     texts: list[str]
     """Values of the other sparse features."""
     counts: list[int]
@@ -347,9 +416,10 @@ class _Group(NamedTuple):
 class PlainRowReader:
     """Reader of a few rows of Python values. It avoids the cost of library calls for each column.
 
-    Polars takes 30 ms for one row of 26 categories and 13 numbers. Only *plain* cells are read, which need no
-    conversion: integers or text with the type of the vocabulary, numbers, lists of these, and None. All columns of a
-    type are checked together: for one row, a Python function for each column takes most of the time.
+    Polars takes 30 ms for one row of 26 categories and 13 numbers. Only *plain* cells are read,
+    which need no conversion: integers or text with the type of the vocabulary, numbers, lists of
+    these, and None. All columns of a type are checked together: for one row, a Python function for
+    each column takes most of the time.
 
     Parameters
     ----------
@@ -361,24 +431,32 @@ class PlainRowReader:
     Attributes
     ----------
     features : tuple of SparseFeature
-        Sparse features in the order in which their values are read: integers, unsigned integers, texts.
+        Sparse features in the order in which their values are read: integers, unsigned integers,
+        texts.
     """
 
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
-        self._schema, self._columns, self._groups = schema, schema.scored_columns, list[_Group]()
+        self._schema = schema
+        self._columns = schema.scored_columns
+        self._groups = list[_Group]()
         place, features = len(schema.dense), list[SparseFeature]()
         for kind in (pl.Int64, pl.UInt64, pl.String):
             members = [feature for feature in schema.sparse if types[feature.vocabulary] == kind]
             members.sort(key=lambda feature: feature.kind != "single")
-            lists = [(at, feature) for at, feature in enumerate(members, start=place) if feature.kind != "single"]
+            lists = [
+                (at, feature) for at, feature in enumerate(members, start=place) if feature.kind != "single"
+            ]
             singles = slice(place, place + len(members) - len(lists))
             if members:
-                self._groups.append(_Group(str if kind == pl.String else int, kind == pl.UInt64, singles, lists))
+                self._groups.append(
+                    _Group(str if kind == pl.String else int, kind == pl.UInt64, singles, lists)
+                )
             features += members
             place += len(members)
         self.features = tuple(features)
-        # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
-        # that, and it alone converts integers that the schema reads as text, and text that it reads as integers.
+        # In columns of one sequence, a missing value removes values of the other columns too. Only
+        # `Converter` does that, and it alone converts integers that the schema reads as text, and
+        # text that it reads as integers.
         self._is_supported = bool(self._columns) and not any(
             feature.kind == "sequence"
             or feature.weights
@@ -388,17 +466,21 @@ class PlainRowReader:
         if self._is_supported:
             read = (*self._columns, *schema.date_features)
             names = (*(feature.source for feature in schema.dense), *(feature.name for feature in features))
-            self._read, self._pick = _getter(self._columns), _getter([read.index(name) for name in names])
+            self._read = _getter(self._columns)
+            self._pick = _getter([read.index(name) for name in names])
 
     def read(self, frame: Any) -> PlainRows | None:
-        """Return the values of a frame, or None if they cannot be read this way, for example because a cell is not
-        plain or there are more than `MAX_PLAIN_ROWS` rows.
+        """Return the values of a frame, or None if they cannot be read this way, for example
+        because a cell is not plain or there are more than `MAX_PLAIN_ROWS` rows.
 
         Integers may be beyond 64 bits, and texts may contain surrogates.
         """
         if not self._is_supported:
             return None
-        integers, texts, counts, are_single = list[int](), list[str](), list[int](), True
+        integers = list[int]()
+        texts = list[str]()
+        counts = list[int]()
+        are_single = True
         try:
             columns = self._plain_columns(frame)
             if self._schema.dates:
@@ -431,14 +513,23 @@ class PlainRowReader:
             else:
                 raise _NotPlain
             sizes = set(map(len, columns))
-        except (LookupError, TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError, pa.ArrowException) as e:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            pl.exceptions.PolarsError,
+            pa.ArrowException,
+        ) as e:
             raise _NotPlain from e
         if len(sizes) != 1 or not 0 < min(sizes) <= MAX_PLAIN_ROWS:
             raise _NotPlain
         return columns
 
     def _compute_dates(self, raw: Mapping[str, Sequence[Any]]) -> tuple[list[Any], ...]:
-        """Return the features that are computed from dates, as plain values: float, or int for a sparse feature."""
+        """Return the features that are computed from dates, as plain values: float, or int for a
+        sparse feature.
+        """
         schema = self._schema
         formats = {date.name: (date.time_unit, date.time_format) for date in schema.dates}
         formats |= {schema.time: (schema.time_unit, schema.time_format)} if schema.scored_time else {}
@@ -477,7 +568,9 @@ def _plain_list(column: Any) -> Sequence[Any]:
 
 
 def _plain_numbers(columns: Sequence[Sequence[Any]]) -> tuple[NDArray[np.float64], float]:
-    """Return the numbers of all columns, and their largest absolute value that needs no conversion."""
+    """Return the numbers of all columns, and their largest absolute value that needs no
+    conversion.
+    """
     cells = list(chain.from_iterable(columns))
     kinds = set(map(type, cells))
     if not kinds <= _NUMBER_TYPES:

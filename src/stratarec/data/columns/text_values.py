@@ -1,7 +1,8 @@
-"""Parse integers, times and lists from text and numbers; remove incomplete events from lists of equal length.
+"""Parse integers, times and lists from text and numbers; remove incomplete events from lists of
+equal length.
 
-A time column is refused, with the unit to set, if its timestamps are finer than the unit of the schema, or if its
-integers are dates between 1990 and 2100 only in another unit.
+A time column is refused, with the unit to set, if its timestamps are finer than the unit of the
+schema, or if its integers are dates between 1990 and 2100 only in another unit.
 """
 
 from __future__ import annotations
@@ -30,34 +31,55 @@ _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
 # Directive of a time format that consists of digits -> number of digits.
 _WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
 _LEADING_ZEROS = r"^\s*[+-]?0\d"
-# Ids that are no integers although they can be read as floats: 007, and hexadecimal digits such as 1e82.
+# Ids that are no integers although they can be read as floats: 007, and hexadecimal digits such as
+# 1e82.
 _IDS = rf"{_LEADING_ZEROS}|^\s*\d+[eE]\d+\s*$"
-# Numbers as people write them: a sign of a currency or percent, and groups of three digits (in India also of two).
+# Numbers as people write them: a sign of a currency or percent, and groups of three digits (in
+# India also of two).
 _UNIT = r"(?:%|(?:[A-Za-z]{1,2})?\p{Sc}|[A-Z]{3}|[KkRF][rs]\.?|zł|Kč|Ft)"
 _GROUPED = r"[1-9]\d{0,2}(?:[ \x{a0}\x{202f}\x{2009}]\d{3})+|[1-9]\d{0,2}(?:['’]\d{3})+"
 _GROUPS: Mapping[str, str] = {
     ".": rf"{_GROUPED}|[1-9]\d{{0,2}}(?:,\d{{2,3}})*,\d{{3}}",
     ",": rf"{_GROUPED}|[1-9]\d{{0,2}}(?:\.\d{{3}})+",
 }
-# Lists as JSON, Python and NumPy write them. White space is listed, because Polars and Python differ on what it is.
+# Lists as JSON, Python and NumPy write them. White space is listed, because Polars and Python
+# differ on what it is.
 _BLANKS = " \t\r\n"
 _NOTHING = ("null", "None", "nan", "NaN")
 _QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _ITEM = rf"(?s:{_QUOTED}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[tT]rue|[fF]alse|{'|'.join(_NOTHING)})"
 _LIST = rf"^\s*\[\s*(?:{_ITEM}(?:(?:\s*,\s*|\s+){_ITEM})*\s*,?\s*)?\]\s*$"
-# Text in brackets must not be split, because the brackets would become parts of the first and last value.
+# Text in brackets must not be split, because the brackets would become parts of the first and last
+# value.
 _ENCLOSED = r"""(?s)^\s*(?:\[\s*["'\[({].*\]|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\})\s*$"""
 _BRACKETS = ("[", "(", "{")
-_ESCAPE = re.compile(r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|(.))")
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"': '"', "'": "'", "\\": "\\", "/": "/"}
+_ESCAPE = re.compile(
+    r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|(.))"
+)
+_ESCAPED = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "0": "\0",
+    '"': '"',
+    "'": "'",
+    "\\": "\\",
+    "/": "/",
+}
 
 
-def read_times(raw: pl.Series, unit: TimeUnit, form: str = "", *, exact: bool = True) -> tuple[pl.Series, str] | None:
-    """Return times as ``Int64`` in `unit` (null for values that are not times), and an error text (empty if there is
-    no error). If `exact` is false, times that are finer than `unit` are rounded down and are no error.
+def read_times(
+    raw: pl.Series, unit: TimeUnit, form: str = "", *, exact: bool = True
+) -> tuple[pl.Series, str] | None:
+    """Return times as ``Int64`` in `unit` (null for values that are not times), and an error text
+    (empty if there is no error). If `exact` is false, times that are finer than `unit` are rounded
+    down and are no error.
 
-    Return None if the column has a type that cannot be a time. `form` is the format of text and integers, such as
-    %d/%m/%Y; empty for ISO 8601 text and for numbers that count from 1970. `ConfigError` if it is not a valid format.
+    Return None if the column has a type that cannot be a time. `form` is the format of text and
+    integers, such as %d/%m/%Y; empty for ISO 8601 text and for numbers that count from 1970.
+    `ConfigError` if it is not a valid format.
     """
     if form and (raw.dtype in TEXT_TYPES or raw.dtype.is_integer()):
         return _epochs(parse_times(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit, exact)
@@ -85,8 +107,8 @@ def read_times(raw: pl.Series, unit: TimeUnit, form: str = "", *, exact: bool = 
 def _times_from_numbers(numbers: pl.Series, unit: TimeUnit, exact: bool) -> tuple[pl.Series, str]:
     """Read times from numbers, which may have fractions; returns the same as `read_times`.
 
-    Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`, the numbers are read
-    as seconds or as milliseconds, if that makes them dates.
+    Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`,
+    the numbers are read as seconds or as milliseconds, if that makes them dates.
     """
     integers = integers_from_numbers(numbers)
     missing = numbers.fill_nan(None).null_count() if numbers.dtype.is_float() else numbers.null_count()
@@ -100,7 +122,9 @@ def _times_from_numbers(numbers: pl.Series, unit: TimeUnit, exact: bool) -> tupl
         dates = numbers.set(~is_date.fill_null(False), None)
         times = times.fill_null((dates * (PER_SECOND[ticks] // scale)).round().cast(pl.Int64))
     value, coarse = _epochs(times.cast(pl.Datetime(ticks)), unit, exact)
-    return value.fill_null(integers).alias(numbers.name), coarse or (fault if times.null_count() == len(times) else "")
+    return value.fill_null(integers).alias(numbers.name), coarse or (
+        fault if times.null_count() == len(times) else ""
+    )
 
 
 def _epochs(times: pl.Series, unit: TimeUnit, exact: bool) -> tuple[pl.Series, str]:
@@ -108,7 +132,8 @@ def _epochs(times: pl.Series, unit: TimeUnit, exact: bool) -> tuple[pl.Series, s
 
 
 def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
-    """Return the resolution at which text is parsed: microseconds, which show whether `unit` loses digits.
+    """Return the resolution at which text is parsed: microseconds, which show whether `unit` loses
+    digits.
 
     Nanoseconds are used only if they are the `unit`, because their range of dates is small.
     """
@@ -116,23 +141,29 @@ def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
 
 
 def _to_arrow(column: pl.Series) -> pa.Array:
-    """Return a column without its name: Polars ends with a panic if the name has a zero character."""
+    """Return a column without its name: Polars ends with a panic if the name has a zero
+    character.
+    """
     return column.alias("").to_arrow()
 
 
 def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
-    """Parse text in the format `form` as ``Datetime``, null for other text. Raises `ConfigError` for an invalid format.
+    """Parse text in the format `form` as ``Datetime``, null for other text. Raises `ConfigError`
+    for an invalid format.
 
     This is stricter than Polars, which also parses 2023111 as ``%Y%m%d``, and 23 as ``%Y``.
     """
     full, suffix = form, ""
-    if re.search("%[HI]", form) and not re.search("%[MTRrcXs+]", form):  # Polars requires minutes with hours
+    # Polars requires minutes with hours
+    if re.search("%[HI]", form) and not re.search("%[MTRrcXs+]", form):
         full, suffix = f"{form} %M", " 00"
     try:
         times = (text + suffix).str.to_datetime(full, strict=False, time_unit=ticks)
     except pl.exceptions.PolarsError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"schema.time_format is {form!r}, expected one such as %d/%m/%Y ({reason})") from error
+        raise ConfigError(
+            f"schema.time_format is {form!r}, expected one such as %d/%m/%Y ({reason})"
+        ) from error
     digits = [_WIDTHS.get(part) for part in re.findall("%?.", form)]
     fits = times.dt.year() > 999 if "%Y" in form else times.is_not_null()
     if None not in digits:
@@ -150,7 +181,9 @@ def _iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def _mixed_iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
-    """Parse ISO 8601 text in mixed forms: some values have offsets or no time of day, or are not times."""
+    """Parse ISO 8601 text in mixed forms: some values have offsets or no time of day, or are not
+    times.
+    """
     is_time = text.str.contains(_ISO_TIME).fill_null(False)
     plain = text.set(~is_time, None).str.replace(" ", "T", literal=True).str.replace(r"Z$", "+00:00")
     has_offset = plain.str.contains(_OFFSET).fill_null(False)
@@ -168,7 +201,9 @@ def _mixed_iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def integers_from_numbers(raw: pl.Series) -> pl.Series:
-    """Convert floats or decimals to ``Int64``; null for fractions, and for floats too large to be exact integers."""
+    """Convert floats or decimals to ``Int64``; null for fractions, and for floats too large to be
+    exact integers.
+    """
     if raw.dtype.is_decimal():
         integers = raw.cast(pl.Int64, strict=False)
         return integers.set((integers.cast(raw.dtype, strict=False) != raw).fill_null(True), None)
@@ -179,8 +214,8 @@ def integers_from_numbers(raw: pl.Series) -> pl.Series:
 
 
 def integers_from_text(raw: pl.Series) -> pl.Series:
-    """Parse text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is a different id than
-    12, and 1e82.
+    """Parse text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is a
+    different id than 12, and 1e82.
     """
     integers = raw.cast(pl.Int64, strict=False)
     if integers.null_count() > raw.null_count():
@@ -206,8 +241,9 @@ def _digits(integers: pl.Series) -> pl.Series:
 def numbers_from_text(text: pl.Series, decimal: Decimal) -> pl.Series:
     """Parse numbers as people write them, such as 1,234.50 or 1.234,50 €; null for other text.
 
-    `decimal` is the decimal mark. Signs of a currency or percent, spaces and apostrophes are ignored, and groups of
-    three digits may be separated by the other mark. Parentheses, or a minus at either end, mean a negative number.
+    `decimal` is the decimal mark. Signs of a currency or percent, spaces and apostrophes are
+    ignored, and groups of three digits may be separated by the other mark. Parentheses, or a minus
+    at either end, mean a negative number.
     """
     mark = re.escape(decimal)
     number = rf"(?:(?:{_GROUPS[decimal]}|\d+)(?:{mark}\d*)?|{mark}\d+)"
@@ -217,19 +253,26 @@ def numbers_from_text(text: pl.Series, decimal: Decimal) -> pl.Series:
     fits = bare.str.contains(rf"^(?:{signed}|{unit}\({unit}{number}\s*(?:{_UNIT})?\))$").fill_null(False)
     # A point that is part of a unit, as in "kr.", is no decimal mark.
     digits = (
-        bare.set(~fits, None).str.replace_all(rf"\p{{L}}+\.?|[^\d{mark}]", "").str.replace(decimal, ".", literal=True)
+        bare.set(~fits, None)
+        .str.replace_all(rf"\p{{L}}+\.?|[^\d{mark}]", "")
+        .str.replace(decimal, ".", literal=True)
     )
     is_power = bare.str.contains(rf"^[+-]?\d+(?:{mark}\d*)?[eE][+-]?\d+$").fill_null(False)
-    powers = bare.set(~is_power, None).str.replace(decimal, ".", literal=True).cast(pl.Float64, strict=False)
+    powers = (
+        bare.set(~is_power, None).str.replace(decimal, ".", literal=True).cast(pl.Float64, strict=False)
+    )
     value = digits.cast(pl.Float64, strict=False)
     is_negative = bare.str.contains(r"[-−(]").fill_null(False)
     return (
-        pl.select(pl.coalesce(powers, pl.when(is_negative).then(-value).otherwise(value))).to_series().alias(text.name)
+        pl.select(pl.coalesce(powers, pl.when(is_negative).then(-value).otherwise(value)))
+        .to_series()
+        .alias(text.name)
     )
 
 
 def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
-    """Cast values to `kind`; raise `PolarsError` for text that is not a number or has leading zeros.
+    """Cast values to `kind`; raise `PolarsError` for text that is not a number or has leading
+    zeros.
 
     Booleans, which are texts, become 1 and 0.
     """
@@ -244,8 +287,9 @@ def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
 def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Series]:
     """Parse each text as a list. Return the lists, and flags that say which texts are lists.
 
-    With a separator, spaces around parts are removed, empty parts are null, and text in brackets is not a list. Without
-    a separator, a text must be a list such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``. Blank text is null.
+    With a separator, spaces around parts are removed, empty parts are null, and text in brackets is
+    not a list. Without a separator, a text must be a list such as ``[1, 2]``, ``["a", "b"]`` or
+    ``['a', 'b']``. Blank text is null.
     """
     text = text.set((text.str.strip_chars(_BLANKS) == "").fill_null(False), None)
     if separator:
@@ -266,7 +310,9 @@ def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Seri
 
 
 def split_text(text: str, separator: str) -> list[str] | None:
-    """Return the non-empty parts of one text; None if the text needs the full rules of `lists_from_text`."""
+    """Return the non-empty parts of one text; None if the text needs the full rules of
+    `lists_from_text`.
+    """
     if not separator or text.lstrip().startswith(_BRACKETS):
         return None
     return [stripped for part in text.split(separator) if (stripped := part.strip(_BLANKS))]
@@ -278,9 +324,13 @@ def _unescaped(items: pl.Series) -> pl.Series:
 
 
 def _unescape(text: str) -> str:
-    """Decode the escape sequences of JSON and Python; a backslash before any other character is kept."""
+    """Decode the escape sequences of JSON and Python; a backslash before any other character is
+    kept.
+    """
     plain = _ESCAPE.sub(
-        lambda match: _ESCAPED.get(match[4], match[0]) if match[4] else chr(int(match[1] or match[2] or match[3], 16)),
+        lambda match: (
+            _ESCAPED.get(match[4], match[0]) if match[4] else chr(int(match[1] or match[2] or match[3], 16))
+        ),
         text,
     )
     # JSON writes a character beyond 16 bits as two escapes.
@@ -311,7 +361,8 @@ def series_of_lists(
 def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
     """Apply `read` to the values of lists.
 
-    `list.eval` could deadlock: its threads wait for the interpreter lock, held by a thread that waits for them.
+    `list.eval` could deadlock: its threads wait for the interpreter lock, held by a thread that
+    waits for them.
     """
     lengths = lists.list.len().fill_null(0).to_numpy()
     values = read(lists.drop_nulls().explode(empty_as_null=False))
@@ -319,7 +370,8 @@ def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.S
 
 
 def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
-    """Remove incomplete events: if one of a row's lists is null at an index, remove the index from all of its lists.
+    """Remove incomplete events: if one of a row's lists is null at an index, remove the index from
+    all of its lists.
 
     The lists of a row must have equal lengths.
     """

@@ -1,19 +1,20 @@
 """A prepared data set on disk. It is checked when it is opened and when its files are read.
 
-    stratarec.json                      marker of a data set of StrataRec
-    dataset.json                        the manifest
-    vocabulary/0000-<name>.parquet      value, id, count
-    carried/0000-<name>.parquet         value, count, recent, last of every value, with or without a row
-    carried/events-00000.parquet        the last positive events of users
-    carried/clicks-<part>.parquet       only for a log of clicks: see `click_memory`
-    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
+    stratarec.json                      marker of a data set of StrataRec dataset.json
+    the manifest vocabulary/0000-<name>.parquet      value, id, count carried/0000-<name>.parquet
+    value, count, recent, last of every value, with or without a row carried/events-00000.parquet
+    the last positive events of users carried/clicks-<part>.parquet       only for a log of clicks:
+    see `click_memory` <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or
+    lists of int32), @time, @row,
                                         @weights/<feature> (lists of float32) if values have weights
-    <split>/shard-00000.tables.parquet  tables with distinct values, to which samples point. One row for each row group
-                                        of samples; column ``<table>/<column>`` has a whole column as one list
+    <split>/shard-00000.tables.parquet  tables with distinct values, to which samples point. One row
+    for each row group
+                                        of samples; column ``<table>/<column>`` has a whole column
+                                        as one list
 
-Without deduplication groups there are no tables: histories are lists, and @user and @session are columns of the
-samples. Only `writer`, `row_group_reader` and `row_group` know this layout. Names that begin with @ are defined in
-`column_names`.
+Without deduplication groups there are no tables: histories are lists, and @user and @session are
+columns of the samples. Only `writer`, `row_group_reader` and `row_group` know this layout. Names
+that begin with @ are defined in `column_names`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ from stratarec.io.sealed import regular_file_below
 Verify = Literal["full", "all", "used"]
 Item = TypeVar("Item")
 
-# Ratio of the shares of positive samples at which a split by time is reported, and the fewest samples of each class.
+# Ratio of the shares of positive samples at which a split by time is reported, and the fewest
+# samples of each class.
 _ODD, _FEW = 2.0, 20
 # Number of attempts to open a data set that another process replaces at the same time.
 _TRIES = 3
@@ -88,12 +90,22 @@ class Dataset:
     """
 
     def __init__(
-        self, path: Path, manifest: DatasetManifest, untouched: Collection[str] = (), *, rare_share: float = 1.0
+        self,
+        path: Path,
+        manifest: DatasetManifest,
+        untouched: Collection[str] = (),
+        *,
+        rare_share: float = 1.0,
     ) -> None:
-        self.path, self.manifest, self._untouched, self._rare_share = path, manifest, untouched, rare_share
+        self.path = path
+        self.manifest = manifest
+        self._untouched = untouched
+        self._rare_share = rare_share
         self.is_complete = rare_share < 1
         """Whether held-out values have rows (`complete`)."""
-        self.name, self.schema, self.about = manifest.name, manifest.columns, manifest.about
+        self.name = manifest.name
+        self.schema = manifest.columns
+        self.about = manifest.about
         self.deduplicated = manifest.deduplicated
         self.groups = dict(manifest.groups or {})
         self.splits = {split: manifest.splits[split] for split in SPLITS}
@@ -115,15 +127,17 @@ class Dataset:
         path : path
             Directory of the data set.
         verify : {"full", "all", "used"}
-            When hashes are checked. ``full`` hashes all files. ``all`` hashes the files whose size, times or inode have
-            changed since this user last hashed them. ``used`` does the same, but only when a file is first used.
+            When hashes are checked. ``full`` hashes all files. ``all`` hashes the files whose size,
+            times or inode have changed since this user last hashed them. ``used`` does the same,
+            but only when a file is first used.
         untouched : collection of str
             Splits that will not be read; their files are not checked.
 
         Raises
         ------
         DatasetError
-            If the data set is missing or of another format version, or a file was changed. The message names the file.
+            If the data set is missing or of another format version, or a file was changed. The
+            message names the file.
 
         Examples
         --------
@@ -161,25 +175,29 @@ class Dataset:
 
     @property
     def suspicions(self) -> list[str]:
-        """Remarks on features that seem to reveal the label, on held-out samples that repeat training samples, and on a
-        split by time that times which were read wrongly could explain.
+        """Remarks on features that seem to reveal the label, on held-out samples that repeat
+        training samples, and on a split by time that times which were read wrongly could explain.
         """
         leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
         leaks += [f"times? {self.odd_split}"] if self.odd_split else []
         if not self.about.repeated:
             return leaks
-        shares = " and ".join(f"{share:.1%} of {split} samples" for split, share in self.about.repeated.items())
+        shares = " and ".join(
+            f"{share:.1%} of {split} samples" for split, share in self.about.repeated.items()
+        )
         return [
-            f"duplicates? {shares} repeat a training sample, label included, so their metrics are too good: remove "
-            "copies from the log, or split it by user or session",
+            f"duplicates? {shares} repeat a training sample, label included, so their metrics are too "
+            "good: remove copies from the log, or split it by user or session",
             *leaks,
         ]
 
     @property
     def odd_split(self) -> str:
-        """Advice if the share of positive samples of a split by time changes by a factor of two; empty if not.
+        """Advice if the share of positive samples of a split by time changes by a factor of two;
+        empty if not.
 
-        A log whose times were read with a wrong format is divided at random places, often by season or hour.
+        A log whose times were read with a wrong format is divided at random places, often by season
+        or hour.
         """
         split = self.about.origin.settings.get("split")
         if not isinstance(split, dict) or split.get("by") != "time":
@@ -193,32 +211,39 @@ class Dataset:
             return ""
         shares = ", ".join(f"{rate:.2%} of {name}" for name, rate in rates.items())
         return (
-            f"the share of positive samples differs by a factor of {_ODD:g} between splits by time ({shares} samples): "
-            f"check that {self.schema.time!r} is the time of the event and that schema.time_format reads it correctly, "
-            "or split by fraction"
+            f"the share of positive samples differs by a factor of {_ODD:g} between splits by time "
+            f"({shares} samples): "
+            f"check that {self.schema.time!r} is the time of the event and that schema.time_format reads "
+            "it correctly, or split by fraction"
         )
 
     def joined(self, splits: Sequence[str]) -> Dataset:
-        """Return a view whose training split has the samples of `splits`, and whose other splits are empty.
+        """Return a view whose training split has the samples of `splits`, and whose other splits
+        are empty.
 
-        Values have the rows of `complete`, but half of the lookups of held-out values, drawn at random, go to their
-        tail buckets. So the buckets learn from new values of any frequency, as a served model sees them. Everything
-        else is that of this data set: files, fingerprint and moments.
+        Values have the rows of `complete`, but half of the lookups of held-out values, drawn at
+        random, go to their tail buckets. So the buckets learn from new values of any frequency, as
+        a served model sees them. Everything else is that of this data set: files, fingerprint and
+        moments.
         """
         return self._view(self.manifest.joined(splits), 0.5)
 
     def complete(self) -> Dataset:
-        """Return a view in which held-out values have rows, for a model of all rows (`train.refit`)."""
+        """Return a view in which held-out values have rows, for a model of all rows
+        (`train.refit`).
+        """
         return self._view(self.manifest, 0.0)
 
     def _view(self, manifest: DatasetManifest, rare_share: float) -> Dataset:
         view = Dataset(self.path, manifest, self._untouched, rare_share=rare_share)
-        view.fingerprint, view._verified = self.fingerprint, self._verified
+        view.fingerprint = self.fingerprint
+        view._verified = self._verified
         return view
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Context manager that prevents other processes from replacing the data set while it is read.
+        """Context manager that prevents other processes from replacing the data set while it is
+        read.
 
         Raises
         ------
@@ -238,7 +263,9 @@ class Dataset:
         except (OSError, ValueError) as error:
             raise DatasetError(f"{error}; {ADVICE}") from error
         if size != entry.bytes:
-            raise DatasetError(f"{self.path / entry.path} has {size} bytes, expected {entry.bytes}; {ADVICE}")
+            raise DatasetError(
+                f"{self.path / entry.path} has {size} bytes, expected {entry.bytes}; {ADVICE}"
+            )
 
     def _require(self, files: Sequence[StoredFile], *, fresh: bool = False) -> None:
         """Raise `DatasetError` if a file was changed; each file is hashed at most once."""
@@ -247,14 +274,17 @@ class Dataset:
             hashes = file_hashes([self.path / entry.path for entry in files], fresh=fresh)
         for entry, digest in zip(files, hashes, strict=True):
             if digest != entry.hash:
-                raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match; {ADVICE}")
+                raise DatasetError(
+                    f"{self.path / entry.path} is damaged: its hash does not match; {ADVICE}"
+                )
             self._verified.add(entry.path)
 
     def inputs(self) -> dict[str, Any]:
-        """Return JSON that defines what ids and dense values mean. A model needs data sets with the same inputs.
+        """Return JSON that defines what ids and dense values mean. A model needs data sets with the
+        same inputs.
 
-        It has the labels if there are several, the features in order, the values of each vocabulary (without counts),
-        and mean and deviation of the standardized columns.
+        It has the labels if there are several, the features in order, the values of each vocabulary
+        (without counts), and mean and deviation of the standardized columns.
         """
         features = self.schema.inputs()
         labels = {"labels": list(self.schema.label_columns)} if self.schema.labels else {}
@@ -316,11 +346,15 @@ class Dataset:
         return {name: info.rows for name, info in self.vocabularies.items()}
 
     def first_rows(self) -> dict[str, int]:
-        """Return vocabulary -> number of rows that its table had in the very first data set, the base of all others."""
+        """Return vocabulary -> number of rows that its table had in the very first data set, the
+        base of all others.
+        """
         return {name: info.first_rows for name, info in self.vocabularies.items()}
 
     def _checked(self, name: str) -> VocabularyInfo:
-        """Return the manifest's entry for a vocabulary; the first call verifies the files of all vocabularies."""
+        """Return the manifest's entry for a vocabulary; the first call verifies the files of all
+        vocabularies.
+        """
         info = self.vocabularies[name]
         if info.path not in self._verified:
             self._require(list(self.vocabularies.values()))
@@ -340,30 +374,42 @@ class Dataset:
         return replace(vocabulary, held_out=0) if self.is_complete else vocabulary.without_held_out()
 
     def held_out_values(self, name: str) -> pl.Series:
-        """Read the held-out values of a vocabulary. In the data set `complete`, their ids follow all other ids."""
+        """Read the held-out values of a vocabulary. In the data set `complete`, their ids follow
+        all other ids.
+        """
         return read_held_out(self.path / self._checked(name).path, self.manifest.vocabularies[name])
 
     @cached_property
     def _held_out_buckets(self) -> dict[str, NDArray[np.int64]]:
-        """Vocabulary -> tail buckets of its held-out values. Vocabularies without held-out values are left out."""
+        """Vocabulary -> tail buckets of its held-out values. Vocabularies without held-out values
+        are left out.
+        """
         infos = {name: info for name, info in self.manifest.vocabularies.items() if info.held_out}
-        return {name: buckets_of(self.held_out_values(name), info.tail_buckets) for name, info in infos.items()}
+        return {
+            name: buckets_of(self.held_out_values(name), info.tail_buckets) for name, info in infos.items()
+        }
 
     def carried_counts(self, name: str) -> pl.DataFrame:
-        """Read the counts of all values of a vocabulary of kind ``count``, including values without a row."""
+        """Read the counts of all values of a vocabulary of kind ``count``, including values without
+        a row.
+        """
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
         counts = read_counts(self.path / stored.path, info.type)
         if not (self.is_complete and self.manifest.vocabularies[name].held_out):
             return counts
-        # Lookups in validation and test rows are not stored. One at the end of the log prevents an early eviction.
+        # Lookups in validation and test rows are not stored. One at the end of the log prevents an
+        # early eviction.
         times, values = self.manifest.carried.times, self.held_out_values(name).to_frame()
         last = pl.lit(None if times is None else times[1], pl.Int64)
-        seen = add_counts(counts, values.with_columns(count=pl.lit(1, pl.Int64), recent=pl.lit(1.0), last=last))
+        seen = add_counts(
+            counts, values.with_columns(count=pl.lit(1, pl.Int64), recent=pl.lit(1.0), last=last)
+        )
         return seen.sort("count", "value", descending=[True, False])
 
     def events(self) -> pl.DataFrame | None:
-        """Read the last positive events of each user, sorted by user and time; None if there are no histories.
+        """Read the last positive events of each user, sorted by user and time; None if there are no
+        histories.
 
         The columns are user, time and the features of histories.
         """
@@ -371,10 +417,14 @@ class Dataset:
         if not stored:
             return None
         self._require(stored)
-        return pl.concat([read_events(self.path / file.path, self.schema) for file in stored], how="vertical_relaxed")
+        return pl.concat(
+            [read_events(self.path / file.path, self.schema) for file in stored], how="vertical_relaxed"
+        )
 
     def clicks(self) -> ClickMemory | None:
-        """Read the clicks that a later log of clicks needs; None for other sources and earlier versions."""
+        """Read the clicks that a later log of clicks needs; None for other sources and earlier
+        versions.
+        """
         stored = self.manifest.carried.clicks
         if stored is None:
             return None
@@ -411,14 +461,21 @@ class Dataset:
             column = pq.read_table(path, columns=["count"])["count"]
             rows = self.manifest.vocabularies[vocabulary].rows
             if column.type != pa.int64() or len(column) != rows or column.null_count:
-                raise DatasetError(f"{path}: {len(column)} counts of {column.type}, expected {rows} of int64")
+                raise DatasetError(
+                    f"{path}: {len(column)} counts of {column.type}, expected {rows} of int64"
+                )
             counts: NDArray[np.int64] = column.to_numpy()
             if counts.min() < 0 or counts.max() >= 1 << 53:
-                raise DatasetError(f"{path}: counts of {counts.min()} to {counts.max()}, expected 0 to 2**53")
-        return None, counts if info.rows == rows else lower_counts(counts, self._held_out_buckets[vocabulary])
+                raise DatasetError(
+                    f"{path}: counts of {counts.min()} to {counts.max()}, expected 0 to 2**53"
+                )
+        return None, counts if info.rows == rows else lower_counts(
+            counts, self._held_out_buckets[vocabulary]
+        )
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """Yield, for each row group in stored order, the log row of each sample; `split_rows` decodes it.
+        """Yield, for each row group in stored order, the log row of each sample; `split_rows`
+        decodes it.
 
         Raises
         ------
@@ -426,11 +483,15 @@ class Dataset:
             If the data set was prepared without rows.
         """
         if not self.about.rows.kept:
-            raise DatasetError(f"{self.path} does not store rows of the log; prepare it again with data.keep_rows")
+            raise DatasetError(
+                f"{self.path} does not store rows of the log; prepare it again with data.keep_rows"
+            )
         yield from self._by_row_group(split, RowGroupReader.row_numbers)
 
     def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """Yield, for each row group, a number per sample that identifies its session. The schema must have sessions."""
+        """Yield, for each row group, a number per sample that identifies its session. The schema
+        must have sessions.
+        """
         return self._by_row_group(split, RowGroupReader.sessions)
 
     def _by_row_group(self, split: str, read: Callable[[RowGroupReader, int, int], Item]) -> Iterator[Item]:
@@ -454,12 +515,18 @@ class Dataset:
         """
         shards = self.shards(split)
         if split in self._untouched:
-            raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
+            raise DatasetError(
+                f"{self.path} was opened without its split {split!r}: open it again to read that split"
+            )
         self._require(self.manifest.files(split))
         buckets, sparse = self._held_out_buckets if self._rare_share else {}, self.schema.sparse
-        rare = {feature.name: buckets[feature.vocabulary] for feature in sparse if feature.vocabulary in buckets}
+        rare = {
+            feature.name: buckets[feature.vocabulary] for feature in sparse if feature.vocabulary in buckets
+        }
         layout = ShardLayout.of(self.manifest)
-        return RowGroupReader(self.path, shards, layout, unused=unused, rare=rare, rare_share=self._rare_share)
+        return RowGroupReader(
+            self.path, shards, layout, unused=unused, rare=rare, rare_share=self._rare_share
+        )
 
     def row_group(self, split: str, shard: int, group: int) -> RowGroup:
         """Read one row group with its tables."""
@@ -493,7 +560,9 @@ class Dataset:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return a key that changes when the data set at a path is replaced; None if there is no data set."""
+    """Return a key that changes when the data set at a path is replaced; None if there is no data
+    set.
+    """
     try:
         status = os.lstat(path / MANIFEST)
     except OSError:

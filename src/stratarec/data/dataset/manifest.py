@@ -1,9 +1,11 @@
-"""The manifest ``dataset.json``: schema, counts, splits, groups, vocabularies, and size and hash of every file.
+"""The manifest ``dataset.json``: schema, counts, splits, groups, vocabularies, and size and hash of
+every file.
 
-A data set may come from another person, so everything is checked before it is used. Seal, fields, sums and names are
-checked here, when the data set is opened. `dataset.py` checks sizes at that time too, and checks hashes either then or
-at the first use of a file. The values of a row group are checked when it is read (`row_group_reader.py`). No check can
-show whether the data set matches the log.
+A data set may come from another person, so everything is checked before it is used. Seal, fields,
+sums and names are checked here, when the data set is opened. `dataset.py` checks sizes at that time
+too, and checks hashes either then or at the first use of a file. The values of a row group are
+checked when it is read (`row_group_reader.py`). No check can show whether the data set matches the
+log.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ FORMAT: Literal[11] = 11
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE, BASELINE_SCORES = "baseline.json", "baseline.npy"
-"""Files that `stratarec baseline` adds. They do not belong to the data set, so they have no hash in the manifest."""
+"""Files that `stratarec baseline` adds. They do not belong to the data set, so they have no hash in
+the manifest.
+"""
 DATASET = DirectoryKind(
-    name="data set", field="data.path", content=(MANIFEST, BASELINE, BASELINE_SCORES, "vocabulary", "carried", *SPLITS)
+    name="data set",
+    field="data.path",
+    content=(MANIFEST, BASELINE, BASELINE_SCORES, "vocabulary", "carried", *SPLITS),
 )
 ADVICE = "prepare the data again with --overwrite"
 
@@ -69,7 +75,9 @@ class Shard(StoredFile):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Shard:
         if self.samples != sum(self.row_groups) or not self.row_groups:
-            raise ValueError(f"{self.path} has {self.samples} samples, but its row groups {sum(self.row_groups)}")
+            raise ValueError(
+                f"{self.path} has {self.samples} samples, but its row groups {sum(self.row_groups)}"
+            )
         return self
 
 
@@ -97,16 +105,26 @@ class VocabularyInfo(StoredFile, Ids):
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
         if self.rows != self.values + self.tail_buckets:
-            raise ValueError(f"{self.path}: {self.rows} rows, not {self.values} values + {self.tail_buckets} buckets")
+            raise ValueError(
+                f"{self.path}: {self.rows} rows, not {self.values} values + {self.tail_buckets} buckets"
+            )
         return self
 
     def in_phase(self, *, refit: bool) -> VocabularyInfo:
-        """Return the description for the models of a phase: in a refit, held-out values have rows; before, none."""
+        """Return the description for the models of a phase: in a refit, held-out values have rows;
+        before, none.
+        """
         if not self.held_out:
             return self
-        unmeasured = {} if refit else {
-            "values": self.values - self.held_out, "rows": self.rows - self.held_out, "digest": self.trained_digest,
-        }  # fmt: skip
+        unmeasured = (
+            {}
+            if refit
+            else {
+                "values": self.values - self.held_out,
+                "rows": self.rows - self.held_out,
+                "digest": self.trained_digest,
+            }
+        )
         return self.model_copy(update={**unmeasured, "held_out": 0, "trained_digest": None})
 
 
@@ -127,7 +145,9 @@ class MomentsInfo(Model):
     @property
     def moments(self) -> Moments:
         """The moments as `Moments`, without the deviation."""
-        return Moments(count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most)
+        return Moments(
+            count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most
+        )
 
 
 class Origin(Model):
@@ -157,7 +177,10 @@ class CarriedFile(StoredFile):
     """File with counts of values, events of users, or clicks."""
 
     path: Annotated[
-        str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|clicks-[a-z]+|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")
+        str,
+        pydantic.Field(
+            pattern=r"^carried/(events-\d{5,}|clicks-[a-z]+|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$"
+        ),
     ]
 
 
@@ -181,13 +204,17 @@ class Carried(Model):
     counts: dict[str, CarriedFile]
     """Vocabulary -> file with the counts of all values, including values without a row."""
     events: tuple[CarriedFile, ...]
-    """Files with the last positive events of each user (user, time and features), as many as histories need."""
+    """Files with the last positive events of each user (user, time and features), as many as
+    histories need.
+    """
     samples: Count
     """Number of training samples in all logs so far, in which values were counted."""
     times: tuple[int, int] | None
     """First time in this log, and last time in all logs so far. None if samples have no times."""
     clicks: Annotated[CarriedClicks | None, pydantic.Field(exclude_if=operator.not_)] = None
-    """Clicks, if the source is a log of clicks; None for other sources and for data sets of earlier versions."""
+    """Clicks, if the source is a log of clicks; None for other sources and for data sets of earlier
+    versions.
+    """
 
 
 class LeakInfo(Model):
@@ -208,7 +235,9 @@ class Provenance(Model):
     moments: dict[str, MomentsInfo]
     """Moments that standardize the dense features."""
     observed: dict[str, MomentsInfo]
-    """Moments of this log's training split; they differ from `moments` in a data set with a base."""
+    """Moments of this log's training split; they differ from `moments` in a data set with a
+    base.
+    """
     rows: RowsInfo
     leaks: tuple[LeakInfo, ...]
     repeated: Annotated[dict[HeldOut, _Share], pydantic.Field(exclude_if=operator.not_)] = pydantic.Field(
@@ -276,7 +305,9 @@ class DatasetManifest(Model):
         return {self.columns.label_column: LabelCount(known=samples, positives=self.positives[split])}
 
     def joined(self, splits: Sequence[str]) -> DatasetManifest:
-        """Return a copy whose training split has the samples of `splits`, and whose other splits are empty."""
+        """Return a copy whose training split has the samples of `splits`, and whose other splits
+        are empty.
+        """
         shards = tuple(shard for split in splits for shard in self.splits[split])
         labels = {
             name: LabelCount(
@@ -289,7 +320,10 @@ class DatasetManifest(Model):
         return self.model_copy(
             update={
                 "splits": {**dict.fromkeys(SPLITS, ()), "train": shards},
-                "positives": {**dict.fromkeys(SPLITS, 0), "train": sum(self.positives[split] for split in splits)},
+                "positives": {
+                    **dict.fromkeys(SPLITS, 0),
+                    "train": sum(self.positives[split] for split in splits),
+                },
                 "labels": {**dict.fromkeys(SPLITS, none), "train": labels} if labels else {},
             }
         )
@@ -298,12 +332,18 @@ class DatasetManifest(Model):
         expected = {
             "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
             "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
-            "observed moments": (set(self.about.observed), {feature.name for feature in self.columns.dense}),
+            "observed moments": (
+                set(self.about.observed),
+                {feature.name for feature in self.columns.dense},
+            ),
             "carried counts": (
                 set(self.carried.counts),
                 {name for name, info in self.vocabularies.items() if info.kind == "count"},
             ),
-            "leaks": ((features := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), features),
+            "leaks": (
+                (features := set(self.columns.names)).union(leak.feature for leak in self.about.leaks),
+                features,
+            ),
         }
         for part, (present, names) in expected.items():
             if present != names:
@@ -323,7 +363,9 @@ class DatasetManifest(Model):
 
     def _files(self) -> Iterator[str]:
         shards = [shard for shards in self.splits.values() for shard in shards]
-        needed = self.deduplicated and bool(self.groups or self.columns.histories or self.columns.session_keys)
+        needed = self.deduplicated and bool(
+            self.groups or self.columns.histories or self.columns.session_keys
+        )
         for shard in shards:
             if (shard.tables is not None) != needed:
                 yield f"{shard.path}: {'no' if needed else 'a'} file of tables, expected {'one' if needed else 'none'}"

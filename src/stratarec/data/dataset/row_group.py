@@ -1,18 +1,18 @@
 """One row group of a data set: samples, and the tables to which they point.
 
-A row group has complete sessions and everything that its samples need, so row groups can be read in any order. Its
-tables are
+A row group has complete sessions and everything that its samples need, so row groups can be read in
+any order. Its tables are
 
-    <group>                       the distinct values of the group's features
-    <history>                     start and length of distinct windows
-    @events/<history>             ids; a window is a slice of them
-    @pointers/<group or history>  for each segment of adjacent samples with the same value: their number, and the row of
-    the
+    <group>                       the distinct values of the group's features <history>
+    start and length of distinct windows @events/<history>             ids; a window is a slice of
+    them @pointers/<group or history>  for each segment of adjacent samples with the same value:
+    their number, and the row of the
                                   value in the table
-    @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
+    @sessions                     session, user (64-bit hashes) and number of samples of each
+    session, in order
 
-Values are distinct within the row group, and numbered in order of first appearance. The log row of a sample (``@row``)
-is stored as the difference from the previous sample's log row in the row group.
+Values are distinct within the row group, and numbered in order of first appearance. The log row of
+a sample (``@row``) is stored as the difference from the previous sample's log row in the row group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import ROW, SESSION_KEYS, SESSIONS, events, pointer
 
 FILE_BITS = 40
-"""Number of low bits of a row number that hold the row in the file; the higher bits hold the index of the file."""
+"""Number of low bits of a row number that hold the row in the file; the higher bits hold the index
+of the file.
+"""
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 """Unit of samples that `data.loading` permutes."""
 # Maximum number of lists that `slices` builds at a time.
@@ -64,7 +66,9 @@ class RowGroup:
 
 
 def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:
-    """Return the user and the session of every sample, if the table of sessions has these columns."""
+    """Return the user and the session of every sample, if the table of sessions has these
+    columns.
+    """
     samples = sessions["samples"].to_numpy()
     return {
         stored: pa.array(np.repeat(sessions[name].to_numpy(), samples))
@@ -77,8 +81,8 @@ def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32])
     """Return the lists ``values[start[i]:start[i] + length[i]]``."""
     offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
     sliced = np.empty(offsets[-1], dtype=np.int32)
-    # Slices are taken in pieces. The indexes of all values at once would take 24 bytes per value: with long histories
-    # many times the size of the partition.
+    # Slices are taken in pieces. The indexes of all values at once would take 24 bytes per value:
+    # with long histories many times the size of the partition.
     for first in range(0, len(start), _PIECE):
         rows = slice(first, first + _PIECE)
         begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
@@ -113,7 +117,9 @@ class WindowValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Encoded samples of a shard, deduplicated over the whole shard. `row_groups` cuts them into row groups."""
+    """Encoded samples of a shard, deduplicated over the whole shard. `row_groups` cuts them into
+    row groups.
+    """
 
     samples: pa.Table
     groups: Mapping[str, GroupValues] = field(default_factory=dict)
@@ -165,8 +171,8 @@ class SessionPiece:
 
 
 def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
-    """Divide sessions of the given sizes into row groups of at most `most` samples; larger sessions are cut into
-    parts.
+    """Divide sessions of the given sizes into row groups of at most `most` samples; larger sessions
+    are cut into parts.
     """
     pieces: list[SessionPiece] = []
     begin, ends = 0, np.cumsum(sizes, dtype=np.int64)
@@ -187,7 +193,9 @@ def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
 
 
 def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct codes in order of first appearance, and the position of each code among them."""
+    """Return the distinct codes in order of first appearance, and the position of each code among
+    them.
+    """
     distinct, first, ranks = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     place = np.empty(len(order), dtype=np.int32)
@@ -207,7 +215,9 @@ def row_numbers(samples: pa.Table) -> NDArray[np.int64]:
 
 
 def _row_steps(samples: pa.Table) -> pa.Table:
-    """Convert row numbers to differences. Most differences are equal, so zstd compresses them well."""
+    """Convert row numbers to differences. Most differences are equal, so zstd compresses them
+    well.
+    """
     if ROW not in samples.column_names:
         return samples
     rows = pa.array(np.diff(samples[ROW].to_numpy(), prepend=0))
@@ -215,7 +225,9 @@ def _row_steps(samples: pa.Table) -> pa.Table:
 
 
 def _segments(pointers: NDArray[np.int32]) -> pa.Table:
-    """Encode pointers as segments: return a table with the number of samples of each segment, and their row."""
+    """Encode pointers as segments: return a table with the number of samples of each segment, and
+    their row.
+    """
     starts = np.flatnonzero(np.diff(pointers, prepend=-1))
     samples = np.diff(starts, append=len(pointers)).astype(np.int32)
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
@@ -233,7 +245,9 @@ def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> ND
 def _window_tables(
     start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
 ) -> tuple[pa.Table, pa.Table]:
-    """Return a table of distinct windows and a table of events, which has only the events inside a window."""
+    """Return a table of distinct windows and a table of events, which has only the events inside a
+    window.
+    """
     covered = coverage(start, stop, len(values)) > 0
     place = np.concatenate([[0], covered.cumsum()])
     length = stop - start

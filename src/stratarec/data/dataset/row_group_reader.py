@@ -37,11 +37,12 @@ from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
-# Maximum decompressed size of a row group, because a crafted file of kilobytes can decompress to any size.
+# Maximum decompressed size of a row group, because a crafted file of kilobytes can decompress to
+# any size.
 _MOST_BYTES = 1 << 31
 
-# Maximum total number of events in the histories of a row group. List offsets are int32, and the histories of
-# overlapping windows can be of any size.
+# Maximum total number of events in the histories of a row group. List offsets are int32, and the
+# histories of overlapping windows can be of any size.
 _MOST_EVENTS = (1 << 31) - 1
 
 Columns = Mapping[str, pa.DataType]
@@ -64,7 +65,9 @@ class ShardLayout:
     windows: tuple[str, ...]
     """Names of the histories that are stored as windows."""
     aligned: tuple[tuple[str, ...], ...]
-    """Columns whose lists have equal lengths: the columns of a sequence, and a feature's values and weights."""
+    """Columns whose lists have equal lengths: the columns of a sequence, and a feature's values and
+    weights.
+    """
     weights: tuple[str, ...]
     """Names of the columns with weights of values."""
     files: int
@@ -87,7 +90,9 @@ class ShardLayout:
         pointed = (*(groups or {}), *histories) if manifest.deduplicated else ()
         tables: dict[str, Columns] = {}
         if not manifest.deduplicated:
-            samples.update({SESSION_KEYS[key]: kind for key, kind in sessions.items() if schema.session_keys})
+            samples.update(
+                {SESSION_KEYS[key]: kind for key, kind in sessions.items() if schema.session_keys}
+            )
         else:
             tables.update({name: {f: features[f] for f in names} for name, names in (groups or {}).items()})
             for name in histories:
@@ -103,7 +108,11 @@ class ShardLayout:
             pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
             aligned=(
-                *(tuple(f.name for f in columns) for columns in schema.sequences.values() if len(columns) > 1),
+                *(
+                    tuple(f.name for f in columns)
+                    for columns in schema.sequences.values()
+                    if len(columns) > 1
+                ),
                 *((feature.name, weights_of(feature.name)) for feature in schema.weighted),
             ),
             weights=tuple(weights_of(feature.name) for feature in schema.weighted),
@@ -120,7 +129,9 @@ class ShardLayout:
         }
 
     def faults(self, row_group: RowGroup) -> Iterator[str]:
-        """Yield a message for each fault of the values in a row group; columns that were not read are not checked."""
+        """Yield a message for each fault of the values in a row group; columns that were not read
+        are not checked.
+        """
         for name in label_names(self.labels):
             label, most = row_group.samples[name].to_numpy(), UNKNOWN if self.labels > 1 else 1
             if len(label) and label.max() > most:
@@ -187,12 +198,15 @@ class ShardLayout:
             yield from _ids_outside(events(name), ids, self.ids[name])
             segments = row_group.tables[pointer(name)]
             total = int(
-                length[segments["row"].to_numpy()].astype(np.int64) @ segments["samples"].to_numpy().astype(np.int64)
+                length[segments["row"].to_numpy()].astype(np.int64)
+                @ segments["samples"].to_numpy().astype(np.int64)
             )
             if total > _MOST_EVENTS:
                 yield f"windows of {name} have {total:,} events, expected at most {_MOST_EVENTS:,}"
         if SESSIONS in self.tables:
-            yield from _miscounted(row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have")
+            yield from _miscounted(
+                row_group.tables[SESSIONS], row_group.samples.num_rows, "its sessions have"
+            )
 
 
 def _features(manifest: DatasetManifest) -> dict[str, pa.DataType]:
@@ -213,7 +227,9 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Yield a message if the parts of a row group (sessions or segments) have sizes below 1 or a wrong total."""
+    """Yield a message if the parts of a row group (sessions or segments) have sizes below 1 or a
+    wrong total.
+    """
     from stratarec.kernels.collate import least_and_total  # loads torch and Numba
 
     least, counted = least_and_total(parts["samples"].to_numpy())
@@ -222,7 +238,9 @@ def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
 
 
 def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables: bool) -> Iterator[str]:
-    """Yield a message for each fault in the footer of a file. `tables` says whether it is a file of tables."""
+    """Yield a message for each fault in the footer of a file. `tables` says whether it is a file of
+    tables.
+    """
     types = {field.name: field.type for field in file.schema_arrow}
     if len(types) != len(file.schema_arrow):
         yield "a column is repeated"
@@ -233,7 +251,8 @@ def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables:
     rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if rows != (tuple(1 for _ in shard.row_groups) if tables else shard.row_groups):
         yield f"row groups of {str(rows)[:60]} rows, expected {len(shard.row_groups)} with {shard.samples} samples"
-    # The sizes of columns are not checked: pyarrow ends the process if the statistics of columns are damaged.
+    # The sizes of columns are not checked: pyarrow ends the process if the statistics of columns
+    # are damaged.
     for group in range(metadata.num_row_groups):
         size = metadata.row_group(group).total_byte_size
         if not 0 <= size <= _MOST_BYTES:
@@ -241,7 +260,9 @@ def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables:
 
 
 def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
-    """Whether two types are equal, except that lists may name the field of their values differently."""
+    """Whether two types are equal, except that lists may name the field of their values
+    differently.
+    """
     if actual is None or expected is None:
         return False
     if pa.types.is_list(actual) and pa.types.is_list(expected):
@@ -251,12 +272,14 @@ def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
 
 # Columns that training does not use.
 _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
-# Maximum number of open files. Opening a file and reading its footer takes as long as reading a column.
+# Maximum number of open files. Opening a file and reading its footer takes as long as reading a
+# column.
 _OPEN = 64
 
 
 class RowGroupReader:
-    """Reader of the row groups of some shards, in any order. Files stay open. Use it from one thread at a time.
+    """Reader of the row groups of some shards, in any order. Files stay open. Use it from one
+    thread at a time.
 
     Parameters
     ----------
@@ -271,15 +294,23 @@ class RowGroupReader:
     rare : mapping of str to array
         Feature -> tail buckets of its held-out values, which have the last ids.
     rare_share : float
-        Share of the lookups of held-out values in which the buckets replace the ids. The random choice depends only on
-        the row group.
+        Share of the lookups of held-out values in which the buckets replace the ids. The random
+        choice depends only on the row group.
     """
 
     def __init__(
-        self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool,
-        rare: Mapping[str, NDArray[np.int64]], rare_share: float,
-    ) -> None:  # fmt: skip
-        self._root, self._shards, self._layout = root, shards, layout
+        self,
+        root: Path,
+        shards: Sequence[Shard],
+        layout: ShardLayout,
+        *,
+        unused: bool,
+        rare: Mapping[str, NDArray[np.int64]],
+        rare_share: float,
+    ) -> None:
+        self._root = root
+        self._shards = shards
+        self._layout = layout
         self._rare = {name: buckets.astype(np.int32) for name, buckets in rare.items()}
         self._rare_share = rare_share
         self._without = () if unused else _UNUSED
@@ -317,7 +348,10 @@ class RowGroupReader:
         """Replace ids of held-out values by their tail buckets."""
         windows, draws = self._layout.windows, np.random.default_rng((shard, group))
         features: dict[str, dict[str, str]] = {  # table -> its columns with ids -> their features
-            **{name: {column: column for column in self._rare} for name in {*self._layout.pointed} - {*windows}},
+            **{
+                name: {column: column for column in self._rare}
+                for name in {*self._layout.pointed} - {*windows}
+            },
             **{events(name): {"id": name} for name in windows if name in self._rare},
         }
 
@@ -325,7 +359,9 @@ class RowGroupReader:
             for place, column in enumerate(table.column_names):
                 if column in of:
                     ids, others = flat(table[column]), self._rare[of[column]]
-                    numbers = (ids.values if pa.types.is_list(ids.type) else ids).to_numpy(zero_copy_only=False)
+                    numbers = (ids.values if pa.types.is_list(ids.type) else ids).to_numpy(
+                        zero_copy_only=False
+                    )
                     first = self._layout.ids[of[column]] - len(others)
                     is_rare = (numbers >= first) & (
                         self._rare_share == 1 or draws.random(len(numbers)) < self._rare_share
@@ -338,7 +374,9 @@ class RowGroupReader:
 
         return RowGroup(
             samples=replaced(row_group.samples, dict(zip(self._rare, self._rare, strict=True))),
-            tables={name: replaced(table, features.get(name, {})) for name, table in row_group.tables.items()},
+            tables={
+                name: replaced(table, features.get(name, {})) for name, table in row_group.tables.items()
+            },
         )
 
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
@@ -362,7 +400,9 @@ class RowGroupReader:
         sessions = _split_row(self._table(shard, group, tables=True, names=names))[SESSIONS]
         return np.repeat(sessions["session"].to_numpy(), sessions["samples"].to_numpy())
 
-    def _table(self, shard: int, group: int, *, tables: bool = False, names: list[str] | None = None) -> pa.Table:
+    def _table(
+        self, shard: int, group: int, *, tables: bool = False, names: list[str] | None = None
+    ) -> pa.Table:
         part = self._shards[shard].tables if tables else self._shards[shard]
         assert part is not None
         try:
@@ -371,7 +411,9 @@ class RowGroupReader:
             table = file.read_row_group(group, names or columns, use_threads=False).select(names or columns)
             for name, column in zip(table.column_names, table.columns, strict=True):
                 if column.null_count:
-                    raise self._damaged(part.path, f", row group {group}", f"column {name!r} has missing values")
+                    raise self._damaged(
+                        part.path, f", row group {group}", f"column {name!r} has missing values"
+                    )
             return table
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(part.path, f", row group {group}", " ".join(str(error).split())) from error

@@ -36,8 +36,8 @@ LEVEL = 1
 """Compression level of zstd."""
 
 _FEW_BYTES = 1 << 14
-"""Columns with fewer bytes always use a dictionary: trying every encoding took a third of the time of `prepare` for a
-few thousand samples."""
+"""Columns with fewer bytes always use a dictionary: trying every encoding took a third of the time
+of `prepare` for a few thousand samples."""
 
 
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
@@ -67,15 +67,17 @@ def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
 
 
 def parquet_options(sample: pa.Table) -> dict[str, Any]:
-    """Return Parquet options: compression, and for each larger column the encoding that is smallest for `sample`.
+    """Return Parquet options: compression, and for each larger column the encoding that is smallest
+    for `sample`.
 
-    The best encoding depends on the column: differences for pointers, plain for precise numbers, a dictionary for
-    categories. (The indexes of a dictionary are packed bits, in which zstd does not see repeated bytes.)
+    The best encoding depends on the column: differences for pointers, plain for precise numbers, a
+    dictionary for categories. (The indexes of a dictionary are packed bits, in which zstd does not
+    see repeated bytes.)
     """
     chosen: dict[str, str | None] = {}
     for name, path in _leaves(sample.schema):
-        # A feature may be named like the Parquet path of another feature's list values. For such a path a dictionary is
-        # chosen, because it fits any type.
+        # A feature may be named like the Parquet path of another feature's list values. For such a
+        # path a dictionary is chosen, because it fits any type.
         column = sample.select([name])
         chosen[path] = None if path in chosen or column.nbytes < _FEW_BYTES else _smallest(column, path)
     return {
@@ -96,7 +98,9 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
 
 def _smallest(column: pa.Table, path: str) -> str | None:
-    """Return the encoding with the smallest file, or None for a dictionary. If sizes are equal, the first one wins."""
+    """Return the encoding with the smallest file, or None for a dictionary. If sizes are equal, the
+    first one wins.
+    """
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
         options: dict[str, Any] = {"use_dictionary": True}
@@ -149,7 +153,8 @@ def write_clicks(root: Path, memory: ClickMemory) -> CarriedClicks:
 
 def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, Any]:
     path, table = root / relative, frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    # Not synced here, at 3 ms for each of thousands of files: the whole directory is synced before it is published.
+    # Not synced here, at 3 ms for each of thousands of files: the whole directory is synced before
+    # it is published.
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), synced=False)
     return {"path": relative, "bytes": path.stat().st_size, "hash": file_hash(path)}
 
@@ -170,21 +175,27 @@ class CarriedTables:
         infos = dataset.manifest.vocabularies
         return cls(
             vocabularies={name: dataset.vocabulary(name) for name in infos},
-            counts={name: dataset.carried_counts(name) for name, info in infos.items() if info.kind == "count"},
+            counts={
+                name: dataset.carried_counts(name) for name, info in infos.items() if info.kind == "count"
+            },
             events=dataset.events(),
             clicks=dataset.clicks(),
         )
 
 
 def write_without_samples(before: Dataset, folder: Path, carried: CarriedTables) -> Dataset:
-    """Write a copy of the data set `before` to `folder`, without samples and with the tables `carried`."""
+    """Write a copy of the data set `before` to `folder`, without samples and with the tables
+    `carried`.
+    """
     for part in ("vocabulary", "carried"):
         make_directory(folder / part)
     old = before.manifest
     places = {name: place for place, name in enumerate(old.columns.vocabularies())}
     events = [] if carried.events is None else [write_events(folder, 0, carried.events)]
     clicks = None if carried.clicks is None else write_clicks(folder, carried.clicks)
-    counts = {name: write_counts(folder, places[name], name, frame) for name, frame in carried.counts.items()}
+    counts = {
+        name: write_counts(folder, places[name], name, frame) for name, frame in carried.counts.items()
+    }
     no_labels: Mapping[str, LabelCount] = {
         name: LabelCount(known=0, positives=0) for name in old.columns.label_columns if old.columns.labels
     }
@@ -197,7 +208,9 @@ def write_without_samples(before: Dataset, folder: Path, carried: CarriedTables)
                 name: write_vocabulary(folder, places[name], name, vocabulary)
                 for name, vocabulary in carried.vocabularies.items()
             },
-            "carried": old.carried.model_copy(update={"counts": counts, "events": tuple(events), "clicks": clicks}),
+            "carried": old.carried.model_copy(
+                update={"counts": counts, "events": tuple(events), "clicks": clicks}
+            ),
         }
     )
     manifest.write(folder)

@@ -1,12 +1,13 @@
 """Batches of a split, in an order that depends on seed and epoch only, read ahead by threads.
 
-The row groups of all shards are permuted. The permuted list is divided into `parallel_readers` equal parts, which are
-read in parallel; every batch has samples from each part. A *shuffle buffer* holds `shuffle_row_groups` row groups of a
-part in memory. It permutes segments of samples (or sessions, or single samples). Memory holds two buffers for each
-part, and the batches that are ready.
+The row groups of all shards are permuted. The permuted list is divided into `parallel_readers`
+equal parts, which are read in parallel; every batch has samples from each part. A *shuffle buffer*
+holds `shuffle_row_groups` row groups of a part in memory. It permutes segments of samples (or
+sessions, or single samples). Memory holds two buffers for each part, and the batches that are
+ready.
 
-The samples of a batch depend on the parts and not on the number of ranks. A rank reads the parts that contain its share
-of the batches. With N parts, each of N ranks reads an N-th of the data.
+The samples of a batch depend on the parts and not on the number of ranks. A rank reads the parts
+that contain its share of the batches. With N parts, each of N ranks reads an N-th of the data.
 """
 
 from __future__ import annotations
@@ -32,27 +33,36 @@ from stratarec.progress import traced
 
 
 def bounds(total: int, parts: int, place: int) -> tuple[int, int]:
-    """Return the limits (first, end) of part `place`, if `total` items are divided into `parts` almost equal parts."""
+    """Return the limits (first, end) of part `place`, if `total` items are divided into `parts`
+    almost equal parts.
+    """
     return total * place // parts, total * (place + 1) // parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """Share of every batch that a process reads. The samples of a batch are divided among the ranks in order."""
+    """Share of every batch that a process reads. The samples of a batch are divided among the ranks
+    in order.
+    """
 
     rank: int = 0
     ranks: int = 1
 
     def parts(self, parts: int) -> range:
-        """Return which of the epoch's parts contain samples of this rank. `parts` is the number of parts."""
+        """Return which of the epoch's parts contain samples of this rank. `parts` is the number of
+        parts.
+        """
         return range(parts * self.rank // self.ranks, -(-parts * (self.rank + 1) // self.ranks))
 
     def of(self, samples: int, part: int = 0, parts: int = 1) -> tuple[int, int]:
-        """Return the limits (first, end) of this rank's share of the samples that a batch has from one part.
+        """Return the limits (first, end) of this rank's share of the samples that a batch has from
+        one part.
 
         `samples` is the number of these samples. Rank r of N begins at r / N of the batch.
         """
-        first, last = (min(max(parts * rank - part * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1))
+        first, last = (
+            min(max(parts * rank - part * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1)
+        )
         return samples * first // self.ranks, samples * last // self.ranks
 
 
@@ -68,7 +78,9 @@ class RowGroupSlice:
 
 
 def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[RowGroupSlice]:
-    """Return slices of the row groups ``(shard, row group, samples)`` that together are the samples ``first:last``."""
+    """Return slices of the row groups ``(shard, row group, samples)`` that together are the samples
+    ``first:last``.
+    """
     slices, begin = [], 0
     for shard, row_group, samples in row_groups:
         low, high = max(first - begin, 0), min(last - begin, samples)
@@ -99,7 +111,8 @@ def parts(
     size: int,
     start: int,
 ) -> Iterator[Rows]:
-    """Yield groups of `size` rows from shuffle buffers, beginning with group `start`; the last group may be smaller.
+    """Yield groups of `size` rows from shuffle buffers, beginning with group `start`; the last
+    group may be smaller.
 
     Parameters
     ----------
@@ -172,17 +185,22 @@ class LoaderConfig:
     batch_size: int = 4096
     """Samples per batch; the last batch of an epoch may be smaller."""
     shuffle: bool = True
-    """Whether to permute row groups, and units within a shuffle buffer. If false, the stored order is kept."""
+    """Whether to permute row groups, and units within a shuffle buffer. If false, the stored order
+    is kept.
+    """
     unit: Unit = "auto"
-    """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``, which is a segment: adjacent
-    samples of a session with equal values in every deduplication group and history, so the values of a batch stay
-    deduplicated. ``auto`` is ``run`` if the data set has groups, else ``sample``."""
+    """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``, which is a
+    segment: adjacent samples of a session with equal values in every deduplication group and
+    history, so the values of a batch stay deduplicated. ``auto`` is ``run`` if the data set has
+    groups, else ``sample``."""
     expand: bool = False
     """Whether to expand deduplication groups, so that every feature has a bag for each sample."""
     shuffle_row_groups: int = 8
     """Number of row groups (of 65,536 samples) that are in memory and shuffled together."""
     parallel_readers: int = 1
-    """Number of equal parts of an epoch that are read in parallel; every batch has samples from each part."""
+    """Number of equal parts of an epoch that are read in parallel; every batch has samples from
+    each part.
+    """
     prefetch_batches: int = 8
     """Number of batches that are assembled ahead of the consumer."""
     seed: int = 0
@@ -193,8 +211,8 @@ class LoaderConfig:
         check_ranges(self, "loader.", **dict.fromkeys(counts, "[1, inf)"))
         if self.parallel_readers > self.batch_size:
             raise ConfigError(
-                f"loader.parallel_readers is {self.parallel_readers}, expected at most loader.batch_size, which is "
-                f"{self.batch_size}: every batch has samples of each part"
+                f"loader.parallel_readers is {self.parallel_readers}, expected at most loader.batch_size, "
+                f"which is {self.batch_size}: every batch has samples of each part"
             )
         check_seed(self.seed, "loader.seed")
 
@@ -211,29 +229,37 @@ class Loader:
     config : LoaderConfig
         Batch size and shuffling.
     share : BatchShare, optional
-        Share of each batch to read; by default the complete batch. If a batch has no samples for the share, an empty
-        batch is returned. Parts of the epoch without samples of the share are not read.
+        Share of each batch to read; by default the complete batch. If a batch has no samples for
+        the share, an empty batch is returned. Parts of the epoch without samples of the share are
+        not read.
 
     Notes
     -----
-    Threads read ahead. They stop when the iterator is closed or deleted; an error in a thread is raised in the
-    consumer.
+    Threads read ahead. They stop when the iterator is closed or deleted; an error in a thread is
+    raised in the consumer.
 
     Examples
     --------
     >>> from stratarec import Dataset, Loader, LoaderConfig
-    >>> loader = Loader(Dataset.open("data/clicks"), "valid", LoaderConfig(batch_size=256, shuffle=False))
+    >>> config = LoaderConfig(batch_size=256, shuffle=False)
+    >>> loader = Loader(Dataset.open("data/clicks"), "valid", config)
     >>> len(loader), loader.samples
     (1, 193)
     """
 
-    def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None) -> None:
-        self.dataset, self.split, self.config = dataset, split, config
+    def __init__(
+        self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None
+    ) -> None:
+        self.dataset = dataset
+        self.split = split
+        self.config = config
         self._share = share or BatchShare()
         self.samples = dataset.samples(split)
         self._sparse = [feature.name for feature in dataset.schema.sparse]
         if not self.samples:
-            raise DatasetError(f"{dataset.path}: the split {split!r} has no samples; check data.split in the recipe")
+            raise DatasetError(
+                f"{dataset.path}: the split {split!r} has no samples; check data.split in the recipe"
+            )
         sessions = dataset.deduplicated and dataset.schema.session_keys
         if config.unit in ("session", "run") and config.shuffle and not sessions:
             raise ConfigError(
@@ -263,7 +289,8 @@ class Loader:
         return run_ahead(lambda: self.batches(epoch, start_batch), self.config.prefetch_batches)
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Iterate like `epoch`, but assemble each batch when it is requested; only shuffle buffers are read ahead.
+        """Iterate like `epoch`, but assemble each batch when it is requested; only shuffle buffers
+        are read ahead.
 
         Examples
         --------
@@ -287,10 +314,17 @@ class Loader:
                 yield self._batch(buffered)
 
     def _rows(
-        self, part: int, row_groups: Sequence[tuple[int, int, int]], files: RowGroupReader, thread: Executor,
-        epoch: int, start_batch: int,
-    ) -> Iterator[Rows]:  # fmt: skip
-        """Yield the rows that a part of the epoch contributes to each batch, beginning with `start_batch`."""
+        self,
+        part: int,
+        row_groups: Sequence[tuple[int, int, int]],
+        files: RowGroupReader,
+        thread: Executor,
+        epoch: int,
+        start_batch: int,
+    ) -> Iterator[Rows]:
+        """Yield the rows that a part of the epoch contributes to each batch, beginning with
+        `start_batch`.
+        """
         config = self.config
         pieces = cut(row_groups, *bounds(self.samples, config.parallel_readers, part))
         width = config.shuffle_row_groups
@@ -303,7 +337,9 @@ class Loader:
         return parts(buffers, read, thread, size=high - low, start=start_batch)
 
     def draws(self, epoch: int, number: int, part: int = 0) -> np.random.Generator | None:
-        """Return the random generator that permutes shuffle buffer `number` of a part; None without shuffling."""
+        """Return the random generator that permutes shuffle buffer `number` of a part; None without
+        shuffling.
+        """
         # The first of several parts gets the same random numbers as a single part.
         entropy = [self.config.seed, epoch, 1, number, *([part] if part else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
@@ -315,11 +351,14 @@ class Loader:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
         buffer = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
         return buffer.only(
-            [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
+            [(piece.first, piece.last) for piece in pieces],
+            [group.samples.num_rows for group in row_groups],
         )
 
     def row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Return the row groups of an epoch in order, each as (shard, row group, number of samples)."""
+        """Return the row groups of an epoch in order, each as (shard, row group, number of
+        samples).
+        """
         groups = [
             (number, group, size)
             for number, shard in enumerate(self.dataset.shards(self.split))
@@ -341,7 +380,8 @@ class Loader:
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
     """Run an iterator in a separate thread, at most `depth` items ahead.
 
-    The thread stops when the iterator is closed or deleted. An error in the thread is raised in the consumer.
+    The thread stops when the iterator is closed or deleted. An error in the thread is raised in the
+    consumer.
     """
     ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
     # Used as a semaphore: one token for each item that may be queued.

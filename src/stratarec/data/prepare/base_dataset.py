@@ -1,9 +1,10 @@
-"""The base of a data set: an earlier data set. The new one inherits its ids and moments, so that a model trained on the
-base can continue on the new data set.
+"""The base of a data set: an earlier data set. The new one inherits its ids and moments, so that a
+model trained on the base can continue on the new data set.
 
-A data set and its base have the same features, kinds of vocabularies and tail buckets. Ids never change: the ids of new
-values follow the earlier ids. Counts cover all logs so far, including values without a row, and histories continue from
-the events of the base's log. A base may have a base itself, which is not read.
+A data set and its base have the same features, kinds of vocabularies and tail buckets. Ids never
+change: the ids of new values follow the earlier ids. Counts cover all logs so far, including values
+without a row, and histories continue from the events of the base's log. A base may have a base
+itself, which is not read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _MOST_NAMES = 5
 
 
 class BaseDataset:
-    """The data set that a recipe names as ``data.vocabulary.base``. Open it with `BaseDataset.of`."""
+    """The data set that a recipe names as ``data.vocabulary.base``. Open it with
+    `BaseDataset.of`.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -38,13 +41,14 @@ class BaseDataset:
 
     @classmethod
     def of(cls, config: PrepareConfig, schema: Schema, *, complete: bool) -> BaseDataset | None:
-        """Open the base of a recipe; None without a base. `complete` chooses the view `Dataset.complete`.
+        """Open the base of a recipe; None without a base. `complete` chooses the view
+        `Dataset.complete`.
 
         Raises
         ------
         ConfigError
-            If the base is the data set itself, or has other features, kinds of vocabularies or tail buckets. The
-            message names the field.
+            If the base is the data set itself, or has other features, kinds of vocabularies or tail
+            buckets. The message names the field.
         DatasetError
             If the base is missing or damaged.
         """
@@ -63,13 +67,16 @@ class BaseDataset:
         return cls(dataset)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Context manager that prevents other processes from replacing the base while it is read."""
+        """Context manager that prevents other processes from replacing the base while it is
+        read.
+        """
         return self._dataset.locked()
 
     def vocabulary(
         self, name: str, counted: pl.DataFrame, kind: pl.DataType, decay: float
     ) -> tuple[Vocabulary, pl.DataFrame]:
-        """Return the base's vocabulary, and `counted`. For kind ``count``, the counts of earlier logs are added to it.
+        """Return the base's vocabulary, and `counted`. For kind ``count``, the counts of earlier
+        logs are added to it.
 
         Parameters
         ----------
@@ -90,8 +97,10 @@ class BaseDataset:
         vocabulary = self._dataset.vocabulary(name)
         if len(counted) and kind != vocabulary.values.dtype:
             raise DataError(
-                f"vocabulary {name!r} has values of type {kind} in the log and {vocabulary.values.dtype} in the base "
-                f"{self._dataset.path} ({_FIELD}): set `type` of its features, or the type of the log's column"
+                f"vocabulary {name!r} has values of type {kind} in the log and {vocabulary.values.dtype} "
+                "in the base "
+                f"{self._dataset.path} ({_FIELD}): set `type` of its features, or the "
+                "type of the log's column"
             )
         if vocabulary.kind == "hash":
             return vocabulary, counted
@@ -99,7 +108,9 @@ class BaseDataset:
         return vocabulary, add_counts(before, counted.cast({"value": vocabulary.values.dtype}))
 
     def held_out_values(self, name: str) -> pl.Series | None:
-        """Read the held-out values of a vocabulary; None if there are none that are not inherited."""
+        """Read the held-out values of a vocabulary; None if there are none that are not
+        inherited.
+        """
         present = self._dataset.manifest.vocabularies[name].held_out and not self._dataset.is_complete
         return self._dataset.held_out_values(name) if present else None
 
@@ -112,8 +123,8 @@ class BaseDataset:
         clicks = self._dataset.clicks()
         if clicks is None:
             raise ConfigError(
-                f"{_FIELD}, {self._dataset.path}, stores no earlier clicks: it has another kind of source, or was "
-                "prepared by an earlier version of StrataRec; prepare it again"
+                f"{_FIELD}, {self._dataset.path}, stores no earlier clicks: it has another kind of source, "
+                "or was prepared by an earlier version of StrataRec; prepare it again"
             )
         return clicks
 
@@ -147,6 +158,9 @@ def _other_tails(config: VocabularyConfig, base: Dataset) -> Iterator[str]:
     for name, info in base.vocabularies.items():
         limits = config.limits(name)
         tail = "buckets" if limits.kind == "hash" else "tail_buckets"
-        for field, mine, theirs in (("kind", limits.kind, info.kind), (tail, getattr(limits, tail), info.tail_buckets)):
+        for field, mine, theirs in (
+            ("kind", limits.kind, info.kind),
+            (tail, getattr(limits, tail), info.tail_buckets),
+        ):
             if mine != theirs:
                 yield f"data.vocabulary.{field} of {name!r} is {mine!r}, but {theirs!r} in {_FIELD}, {base.path}"

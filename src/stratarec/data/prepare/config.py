@@ -37,12 +37,13 @@ class PrepareConfig:
     shard_samples: int = 500_000
     """Approximate number of samples in a shard. `prepare` needs memory for one shard at a time."""
     groups: GroupMode = "auto"
-    """Deduplication groups, whose values are stored once for each distinct value: the groups that the schema declares
-    and groups that are found to repeat within sessions (``auto``), only declared groups (``declared``), or none, in
-    which case histories are stored as copies too (``none``)."""
+    """Deduplication groups, whose values are stored once for each distinct value: the groups that
+    the schema declares and groups that are found to repeat within sessions (``auto``), only
+    declared groups (``declared``), or none, in which case histories are stored as copies too
+    (``none``)."""
     keep_rows: bool = True
-    """Whether to store the file and row of each sample, so that predictions can be joined to the log. Training does not
-    read them. They take 0.1 to 0.6 bytes per sample."""
+    """Whether to store the file and row of each sample, so that predictions can be joined to the
+    log. Training does not read them. They take 0.1 to 0.6 bytes per sample."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "data.", shard_samples="[1, inf)")
@@ -52,6 +53,6 @@ class PrepareConfig:
         schema = getattr(self.source, "schema", None)
         if schema is not None and schema.labels and self.split.negatives < 1:
             raise ConfigError(
-                f"data.split.negatives is {self.split.negatives}, expected 1 with several labels; set it to 1, or use "
-                "one label"
+                f"data.split.negatives is {self.split.negatives}, expected 1 with several labels; set it "
+                "to 1, or use one label"
             )

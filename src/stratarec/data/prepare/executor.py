@@ -1,13 +1,16 @@
-"""Executors, which run the numbered pieces of a pass, and leases, which allow tasks to write to a directory.
+"""Executors, which run the numbered pieces of a pass, and leases, which allow tasks to write to a
+directory.
 
-A pass writes its results to files, so it does not matter which process runs a piece, when, or how often. Counts,
-moments and repeats are the only results that are added over partitions. The process that runs `prepare` adds them in
-the order of partitions, so the bytes of a data set do not depend on the executor.
+A pass writes its results to files, so it does not matter which process runs a piece, when, or how
+often. Counts, moments and repeats are the only results that are added over partitions. The process
+that runs `prepare` adds them in the order of partitions, so the bytes of a data set do not depend
+on the executor.
 
-The lock of an owned directory is released when its process ends, but tasks on other machines may run a little longer.
-They must not write to a directory that another process has claimed in the meantime. So a file in the directory contains
-a token. A task must know the token, and keeps a shared lock on the file while it runs. The next call of `prepare` first
-waits until these locks are released, and replaces the token.
+The lock of an owned directory is released when its process ends, but tasks on other machines may
+run a little longer. They must not write to a directory that another process has claimed in the
+meantime. So a file in the directory contains a token. A task must know the token, and keeps a
+shared lock on the file while it runs. The next call of `prepare` first waits until these locks are
+released, and replaces the token.
 """
 
 from __future__ import annotations
@@ -27,10 +30,14 @@ from stratarec.progress import Progress
 
 
 class Pass(Protocol):
-    """A part of `prepare` that is divided into pieces with the numbers 0, 1 and so on. It can be pickled."""
+    """A part of `prepare` that is divided into pieces with the numbers 0, 1 and so on. It can be
+    pickled.
+    """
 
     def __call__(self, number: int) -> Iterator[int]:
-        """Run a piece. After each part of the work, yield the number of steps by which the progress bar advances."""
+        """Run a piece. After each part of the work, yield the number of steps by which the progress
+        bar advances.
+        """
         ...
 
     def memory(self, number: int) -> int:
@@ -47,11 +54,15 @@ class Executor(Protocol):
         ...
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
-        """Prepare to run pieces that read `logs` and write to the directory `work`, which this process has locked."""
+        """Prepare to run pieces that read `logs` and write to the directory `work`, which this
+        process has locked.
+        """
         ...
 
     def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
-        """Run pieces of `data_pass`. If a piece fails, its error is raised and no more pieces start."""
+        """Run pieces of `data_pass`. If a piece fails, its error is raised and no more pieces
+        start.
+        """
         ...
 
 
@@ -75,7 +86,8 @@ _TOKEN_BYTES = 64
 
 
 def revoke_leases(work: Path) -> None:
-    """Wait until all tasks of earlier calls that write to `work` have ended, and prevent new ones from starting.
+    """Wait until all tasks of earlier calls that write to `work` have ended, and prevent new ones
+    from starting.
 
     Raises
     ------
@@ -96,7 +108,9 @@ def grant(work: Path, token: str | None = None) -> str:
     with _open(work) as file:
         while not try_lock(file):
             if time.monotonic() > limit:
-                raise StorageError(f"{work} is in use by tasks of an earlier call: wait for them, or end them")
+                raise StorageError(
+                    f"{work} is in use by tasks of an earlier call: wait for them, or end them"
+                )
             time.sleep(0.1)
         file.truncate(0)
         file.write(token.encode())
@@ -104,14 +118,17 @@ def grant(work: Path, token: str | None = None) -> str:
 
 
 def revoke(work: Path) -> None:
-    """Make all tokens for `work` invalid: no task can start, and running tasks stop at their next check."""
+    """Make all tokens for `work` invalid: no task can start, and running tasks stop at their next
+    check.
+    """
     with _open(work) as file:
         file.truncate(0)
 
 
 @contextmanager
 def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
-    """Hold a lease on `work`. Yields a function that raises an error if the token is no longer valid.
+    """Hold a lease on `work`. Yields a function that raises an error if the token is no longer
+    valid.
 
     Raises
     ------
@@ -137,5 +154,9 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
 
 
 def _open(work: Path) -> BinaryIO:
-    """Open the token's file. It is never replaced by a new file, because locks belong to the file, not its name."""
-    return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
+    """Open the token's file. It is never replaced by a new file, because locks belong to the file,
+    not its name.
+    """
+    return os.fdopen(
+        os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b"
+    )

@@ -1,8 +1,10 @@
-"""A partition of a spilled log. Its rows are sorted, counted and encoded, and their histories are computed.
+"""A partition of a spilled log. Its rows are sorted, counted and encoded, and their histories are
+computed.
 
-The positive events of a partition are sorted by user and time. The history of a row is a slice of them (a window): the
-events of its user that are strictly earlier than the row. The distinct values of a group are determined from raw
-columns, so that vocabularies and transforms are applied only to distinct values.
+The positive events of a partition are sorted by user and time. The history of a row is a slice of
+them (a window): the events of its user that are strictly earlier than the row. The distinct values
+of a group are determined from raw columns, so that vocabularies and transforms are applied only to
+distinct values.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from stratarec.data.vocabulary import Vocabulary
 
 
 class Partition:
-    """Rows of a partition in their final order: by user, session and time if the schema has them, else as in the log.
+    """Rows of a partition in their final order: by user, session and time if the schema has them,
+    else as in the log.
 
     Parameters
     ----------
@@ -39,13 +42,16 @@ class Partition:
         ``[N]`` the final order, if it was computed before.
     """
 
-    def __init__(self, frame: pl.DataFrame, schema: Schema, order: NDArray[np.uint32] | None = None) -> None:
+    def __init__(
+        self, frame: pl.DataFrame, schema: Schema, order: NDArray[np.uint32] | None = None
+    ) -> None:
         self._schema = schema
         self.order = _order(frame, schema) if order is None else order
         self.frame = frame if self.order is None else frame[self.order]
         self.split = self.frame[SPLIT].to_numpy()
         if schema.histories:
-            # A schema with histories has a user, so rows are sorted by user and equal users are adjacent.
+            # A schema with histories has a user, so rows are sorted by user and equal users are
+            # adjacent.
             self._user = self.frame[schema.user].rle_id().to_numpy()
             self._events = self._positive_rows()
         self.windows = {feature.name: self._histories(feature) for feature in schema.histories}
@@ -59,10 +65,14 @@ class Partition:
     def _histories(self, feature: SparseFeature) -> EventWindows:
         rows, time = self._events, self.frame[self._schema.time].to_numpy()
         values = self.frame[feature.of][rows]
-        return UserEvents(feature, self._schema, values, self._user[rows], time[rows]).windows(self._user, time)
+        return UserEvents(feature, self._schema, values, self._user[rows], time[rows]).windows(
+            self._user, time
+        )
 
     def labels(self, split: int) -> list[tuple[int, int]]:
-        """Return, for each label, the number of rows in a split with a known label, and the number of positives."""
+        """Return, for each label, the number of rows in a split with a known label, and the number
+        of positives.
+        """
         chosen = self.split == split
         columns = (self.frame[name].to_numpy()[chosen] for name in self._schema.label_columns)
         return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
@@ -75,7 +85,9 @@ class Partition:
 
     def moments(self, feature: DenseFeature, training: int = 0) -> Moments:
         """Return the moments of a dense column over training rows."""
-        return Moments.of(squash(self.frame[feature.name].filter(pl.Series(self.split == training)), feature))
+        return Moments.of(
+            squash(self.frame[feature.name].filter(pl.Series(self.split == training)), feature)
+        )
 
     def events(self) -> pl.DataFrame:
         """Return the last positive events of each user, as many as histories need."""
@@ -85,7 +97,8 @@ class Partition:
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
         """Return the columns `names` of at most `rows` training rows.
 
-        Rows are chosen at random: choosing every n-th row could follow a periodic pattern of the log.
+        Rows are chosen at random: choosing every n-th row could follow a periodic pattern of the
+        log.
         """
         chosen = np.flatnonzero(self.split == training)
         if len(chosen) > rows:
@@ -130,9 +143,14 @@ class Partition:
             elif name not in grouped:
                 columns[name] = encoder.column(name, rows[name])
         weights = {weights_of(feature.name): feature for feature in self._schema.weighted}
-        columns |= {name: _encode_lists(rows[name], feature, pl.Series.to_numpy) for name, feature in weights.items()}
+        columns |= {
+            name: _encode_lists(rows[name], feature, pl.Series.to_numpy)
+            for name, feature in weights.items()
+        }
         if groups is None:
-            columns.update({name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()})
+            columns.update(
+                {name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()}
+            )
             columns = {name: columns[name] for name in (*front, *self._schema.names, *weights)}
         if self._schema.time:
             columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
@@ -140,7 +158,9 @@ class Partition:
             columns[ROW] = pa.array(rows[ROW].to_numpy(), pa.int64())
         sessions = self._sessions(rows)
         if groups is None:
-            return Encoded(samples=pa.table(columns if sessions is None else {**columns, **sample_keys(sessions)}))
+            return Encoded(
+                samples=pa.table(columns if sessions is None else {**columns, **sample_keys(sessions)})
+            )
         return Encoded(
             samples=pa.table(columns),
             groups={name: encoder.group(rows[list(features)]) for name, features in groups.items()},
@@ -165,10 +185,13 @@ class Partition:
 class _Encoder:
     """Converts raw columns to ids and transformed numbers."""
 
-    def __init__(self, schema: Schema, vocabularies: Mapping[str, Vocabulary], moments: Mapping[str, Moments]) -> None:
+    def __init__(
+        self, schema: Schema, vocabularies: Mapping[str, Vocabulary], moments: Mapping[str, Moments]
+    ) -> None:
         self._dense = {feature.name: feature for feature in schema.dense}
         self._sparse = {feature.name: feature for feature in schema.sparse}
-        self._vocabularies, self._moments = vocabularies, moments
+        self._vocabularies = vocabularies
+        self._moments = moments
 
     def ids(self, name: str, values: pl.Series) -> NDArray[np.int32]:
         return self._vocabularies[self._sparse[name].vocabulary].encode(values)
@@ -181,7 +204,9 @@ class _Encoder:
         return pa.array(self.ids(name, values))
 
     def group(self, rows: pl.DataFrame) -> GroupValues:
-        """Encode the distinct rows of a group. Rows that get equal ids, because rare values share ids, are merged."""
+        """Encode the distinct rows of a group. Rows that get equal ids, because rare values share
+        ids, are merged.
+        """
         codes, first = _distinct(rows)
         raw = rows[first]
         table = pa.table({name: self.column(name, raw[name]) for name in rows.columns})
@@ -197,7 +222,13 @@ def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     Return the number of each row, and for each number the index of the first row that has it.
     """
     bare = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(rows.iter_columns())])
-    query = bare.lazy().with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE).select(PLACE)
+    query = (
+        bare.lazy()
+        .with_row_index(PLACE)
+        .group_by(bare.columns, maintain_order=True)
+        .agg(PLACE)
+        .select(PLACE)
+    )
     groups = query.collect().to_series().to_arrow()
     starts, places = groups.offsets.to_numpy(), groups.values.to_numpy()
     codes = np.empty(len(rows), dtype=np.int64)
@@ -223,7 +254,9 @@ def shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
     return lists.list.tail(most) if feature.traits.last else lists.list.head(most)
 
 
-def _encode_lists(lists: pl.Series, feature: SparseFeature, encode: Callable[[pl.Series], NDArray[Any]]) -> pa.Array:
+def _encode_lists(
+    lists: pl.Series, feature: SparseFeature, encode: Callable[[pl.Series], NDArray[Any]]
+) -> pa.Array:
     """Cut lists to their maximum length, and encode the values of all lists together."""
     short = shortened(lists, feature)
     lengths = short.list.len().fill_null(0).to_numpy()

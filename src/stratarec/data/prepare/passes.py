@@ -1,10 +1,12 @@
-"""The second and third pass of `prepare`. Each piece of these passes processes one partition of the spilled log.
+"""The second and third pass of `prepare`. Each piece of these passes processes one partition of the
+spilled log.
 
-*count* computes the statistics that encoding needs and that the spilled files do not have: moments of dense columns,
-repeats within sessions, and counts of values in histories. If the split depends on the log's last time, all values are
-counted here. The pass is skipped if nothing is needed. *encode* writes each partition as one shard of each split, and
-statistics of its rows for the manifest. Results are added in the order of partitions, so that floating-point sums are
-the same whether or not work was interrupted.
+*count* computes the statistics that encoding needs and that the spilled files do not have: moments
+of dense columns, repeats within sessions, and counts of values in histories. If the split depends
+on the log's last time, all values are counted here. The pass is skipped if nothing is needed.
+*encode* writes each partition as one shard of each split, and statistics of its rows for the
+manifest. Results are added in the order of partitions, so that floating-point sums are the same
+whether or not work was interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import PARTITION, ROW, SPLIT
-from stratarec.data.data_quality import HeldOut, Leak, find_leaks, hash_rows, looked_at, repeated_shares, sample_rows
+from stratarec.data.data_quality import (
+    HeldOut,
+    Leak,
+    find_leaks,
+    hash_rows,
+    looked_at,
+    repeated_shares,
+    sample_rows,
+)
 from stratarec.data.dataset.manifest import LabelCount, Shard
 from stratarec.data.dataset.writer import write_shard
 from stratarec.data.dedup_groups import Repeats
@@ -41,8 +51,8 @@ from stratarec.errors import DataError
 from stratarec.io.atomic import read_frame, read_json, reporting_damage, write_atomic, write_json
 from stratarec.progress import Progress
 
-# Memory of a process without data in bytes, and how many copies of a partition's rows exist during sorting and
-# encoding.
+# Memory of a process without data in bytes, and how many copies of a partition's rows exist during
+# sorting and encoding.
 _PROCESS_BYTES, _COPIES = 300 << 20, 6
 
 Item = TypeVar("Item")
@@ -76,16 +86,23 @@ class Partitions:
         shard_samples: int,
         events: pl.DataFrame | None = None,
     ) -> None:
-        self.files, self.schema, self.splitter = files, schema, splitter
-        self._events = None if events is None else events.with_columns(spill.assign_partitions(events[schema.user]))
-        self._spill, self._parts = spill, spill.shards(files, shard_samples)
+        self.files = files
+        self.schema = schema
+        self.splitter = splitter
+        self._events = (
+            None if events is None else events.with_columns(spill.assign_partitions(events[schema.user]))
+        )
+        self._spill = spill
+        self._parts = spill.shards(files, shard_samples)
 
     def __len__(self) -> int:
         return len(self._parts)
 
     @property
     def span(self) -> Span | None:
-        """First and last time of the log, without rows after `split.last`; None if it has no times."""
+        """First and last time of the log, without rows after `split.last`; None if it has no
+        times.
+        """
         times = [file.times for file in self.files if file.times]
         if not times:
             return None
@@ -105,23 +122,30 @@ class Partitions:
     def read(
         self, number: int, columns: Sequence[str] | None = None, order: NDArray[np.uint32] | None = None
     ) -> Partition:
-        """Read a partition, or some of its columns. It is sorted by `order`; without `order`, the order is computed."""
+        """Read a partition, or some of its columns. It is sorted by `order`; without `order`, the
+        order is computed.
+        """
         frame = self._spill.read(self.files, self._parts[number], columns)
         if self.splitter.needs_last_time:
-            frame = frame.with_columns(pl.Series(SPLIT, self.splitter.split(frame, self.span.last if self.span else 0)))
+            frame = frame.with_columns(
+                pl.Series(SPLIT, self.splitter.split(frame, self.span.last if self.span else 0))
+            )
         if self._events is not None:
             frame = self._with_events(frame, self._parts[number])
         return Partition(frame, self.schema, order)
 
     def _with_events(self, frame: pl.DataFrame, parts: Sequence[int]) -> pl.DataFrame:
-        """Put the earlier events of the partition before the rows of the log. Earlier events are in no split."""
+        """Put the earlier events of the partition before the rows of the log. Earlier events are in
+        no split.
+        """
         assert self._events is not None
         events = self._events.filter(self._events[PARTITION].is_in(parts)).drop(PARTITION)
         for name in events.columns:
             if events[name].dtype != frame[name].dtype:
                 raise DataError(
-                    f"column {name!r} has values of type {frame[name].dtype} in the log, but of {events[name].dtype} "
-                    "in data.vocabulary.base: set `type` of the feature, or the type of the column"
+                    f"column {name!r} has values of type {frame[name].dtype} in the log, but of "
+                    f"{events[name].dtype} in data.vocabulary.base: set `type` of the feature, "
+                    "or the type of the column"
                 )
         numbers = pl.Series(ROW, np.arange(-len(events), 0, dtype=np.int64))
         events = events.with_columns(numbers, pl.lit(-1, pl.Int8).alias(SPLIT))
@@ -165,8 +189,8 @@ class PartitionPass(ABC):
 
     @abstractmethod
     def process(self, number: int) -> dict[str, Any]:
-        """Process a partition and return its note. The caller writes the note, which marks the partition as
-        processed.
+        """Process a partition and return its note. The caller writes the note, which marks the
+        partition as processed.
         """
 
     @property
@@ -176,7 +200,8 @@ class PartitionPass(ABC):
 
     def __call__(self, number: int) -> Iterator[int]:
         write_json(self._note(number), self.process(number))
-        # Return freed memory of Arrow to the system, so that the peaks of different partitions do not add up.
+        # Return freed memory of Arrow to the system, so that the peaks of different partitions do
+        # not add up.
         pa.default_memory_pool().release_unused()
         yield 1
 
@@ -225,9 +250,16 @@ class PartitionStatistics(PartitionPass):
         schema = self.partitions.schema
         if self.repeats_counted or self.partitions.splitter.needs_last_time:
             return None
-        keys = (schema.shard_key, schema.session, schema.time if schema.shard_key else "", schema.label_column)
+        keys = (
+            schema.shard_key,
+            schema.session,
+            schema.time if schema.shard_key else "",
+            schema.label_column,
+        )
         of = (feature.of for feature in schema.histories)
-        return list(dict.fromkeys(filter(None, (*keys, *of, *(column.name for column in schema.dense), ROW, SPLIT))))
+        return list(
+            dict.fromkeys(filter(None, (*keys, *of, *(column.name for column in schema.dense), ROW, SPLIT)))
+        )
 
     def process(self, number: int) -> dict[str, Any]:
         part = self.partitions.read(number, self._columns())
@@ -251,7 +283,9 @@ class PartitionStatistics(PartitionPass):
         return super()._read_notes(read) if self._needed else []
 
     def order(self, number: int) -> NDArray[np.uint32] | None:
-        """Return the order of a partition's rows that was computed before; None if none was. It saves sorting again."""
+        """Return the order of a partition's rows that was computed before; None if none was. It
+        saves sorting again.
+        """
         if not self._needed:
             return None
         with reporting_damage(self._note(number)):
@@ -262,7 +296,9 @@ class PartitionStatistics(PartitionPass):
         return order
 
     def values(self) -> dict[str, pl.DataFrame]:
-        """Return vocabulary -> its values, and how often rows look up each, in the form of `count_values`."""
+        """Return vocabulary -> its values, and how often rows look up each, in the form of
+        `count_values`.
+        """
         total = CountSum()
         for counts in self.partitions.counts():
             total.add(counts)
@@ -277,12 +313,17 @@ class PartitionStatistics(PartitionPass):
     def value_types(self) -> dict[str, pl.DataType]:
         """Return vocabulary -> Polars type of its values in the partitions."""
         columns = self.partitions.columns
-        return {name: value_type(features, columns) for name, features in self.partitions.schema.vocabularies().items()}
+        return {
+            name: value_type(features, columns)
+            for name, features in self.partitions.schema.vocabularies().items()
+        }
 
     def moments(self) -> dict[str, Moments]:
         """Return the moments of each dense feature."""
         total = {feature.name: Moments() for feature in self.partitions.schema.dense}
-        parts = self._read_notes(lambda note: {name: Moments(**values) for name, values in note["moments"].items()})
+        parts = self._read_notes(
+            lambda note: {name: Moments(**values) for name, values in note["moments"].items()}
+        )
         for part in parts:
             total = {name: moments + part[name] for name, moments in total.items()}
         return total
@@ -313,13 +354,17 @@ class ShardWriter(PartitionPass):
     @property
     def bytes(self) -> int:
         """Bytes of the vocabularies in memory."""
-        return sum(int(part.values.estimated_size()) + part.counts.nbytes for part in self.vocabularies.values())
+        return sum(
+            int(part.values.estimated_size()) + part.counts.nbytes for part in self.vocabularies.values()
+        )
 
     def process(self, number: int) -> dict[str, Any]:
         part = self.partitions.read(number, order=self.statistics.order(number))
         schema, shards = self.partitions.schema, {}
         for split, name in enumerate(SPLITS):
-            encoded = part.encode(split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows)
+            encoded = part.encode(
+                split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows
+            )
             if encoded.samples.num_rows:
                 shards[name] = write_shard(self.output, name, number, encoded).to_dict()
             del encoded
@@ -330,7 +375,11 @@ class ShardWriter(PartitionPass):
         if self.hash_share:
             self._write("hashes", number, hash_rows(part.frame, schema, part.split, self.hash_share))
         labels = [part.labels(split) for split in range(len(SPLITS))]
-        return {"shards": shards, "labels": labels, "weights": [part.weight(split) for split in range(len(SPLITS))]}
+        return {
+            "shards": shards,
+            "labels": labels,
+            "weights": [part.weight(split) for split in range(len(SPLITS))],
+        }
 
     def _write(self, name: str, number: int, frame: pl.DataFrame) -> None:
         write_atomic(self._file(name, number), frame.write_parquet)
@@ -346,7 +395,9 @@ class ShardWriter(PartitionPass):
     def shards(self) -> dict[str, tuple[Shard, ...]]:
         """Return the shards of each split."""
         notes = self._read_notes(
-            lambda note: {name: Shard.model_validate_json(json.dumps(shard)) for name, shard in note["shards"].items()}
+            lambda note: {
+                name: Shard.model_validate_json(json.dumps(shard)) for name, shard in note["shards"].items()
+            }
         )
         return {name: tuple(note[name] for note in notes if name in note) for name in SPLITS}
 
@@ -359,11 +410,15 @@ class ShardWriter(PartitionPass):
         return find_leaks(pl.concat(list(self._frames("sample"))), self.partitions.schema)
 
     def repeated_shares(self) -> dict[HeldOut, float]:
-        """Return, for each held-out split, the share of samples that repeat training samples beyond chance."""
+        """Return, for each held-out split, the share of samples that repeat training samples beyond
+        chance.
+        """
         return repeated_shares(list(self._frames("hashes"))) if self.hash_share else {}
 
     def labels(self) -> dict[str, dict[str, LabelCount]]:
-        """Return split -> label -> number of samples with a known label, and number of positives."""
+        """Return split -> label -> number of samples with a known label, and number of
+        positives.
+        """
         names = self.partitions.schema.label_columns
         total = np.sum(self._read_notes(lambda note: np.array(note["labels"], dtype=np.int64)), axis=0)
         return {
@@ -376,5 +431,7 @@ class ShardWriter(PartitionPass):
 
     def weights(self) -> dict[str, float]:
         """Return the sum of the weights of the samples of each split."""
-        notes = self._read_notes(lambda note: [float(note["weights"][split]) for split in range(len(SPLITS))])
+        notes = self._read_notes(
+            lambda note: [float(note["weights"][split]) for split in range(len(SPLITS))]
+        )
         return dict(zip(SPLITS, map(sum, zip(*notes, strict=True)), strict=True))

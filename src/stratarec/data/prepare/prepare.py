@@ -1,14 +1,15 @@
 """Prepare a data set from raw logs, in three passes. An interrupted pass resumes where it stopped.
 
-1. *spill*: source chunks are checked, typed and written to partitions by the hash of user or session (`workspace.py`).
-   If the split of a row is known when it is read, its values are counted at the same time.
-2. *count*: the remaining statistics of training rows are computed for each partition and added in a fixed order
-   (`passes.py`). Then ids are assigned and groups are chosen.
+1. *spill*: source chunks are checked, typed and written to partitions by the hash of user or
+   session (`workspace.py`). If the split of a row is known when it is read, its values are counted
+   at the same time.
+2. *count*: the remaining statistics of training rows are computed for each partition and added in a
+   fixed order (`passes.py`). Then ids are assigned and groups are chosen.
 3. *encode*: each partition becomes one shard of each split (`passes.py`).
 
-Memory holds either the chunks of one spilled file, or one partition and the vocabularies. All files are written to
-``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to `path`; until then, an earlier
-data set stays there.
+Memory holds either the chunks of one spilled file, or one partition and the vocabularies. All files
+are written to ``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to
+`path`; until then, an earlier data set stays there.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ from stratarec.io.owned_directory import (
 )
 from stratarec.progress import Progress, SilentProgress
 
-# Increase this number when a change of the code changes the data set that the same logs and settings give.
+# Increase this number when a change of the code changes the data set that the same logs and
+# settings give.
 _VERSION = 8
 
 
@@ -92,19 +94,21 @@ def prepare(
     progress : Progress, optional
         Receives the passes and their progress; by default nothing is shown.
     executor : Executor, optional
-        Runs the pieces of each pass, for example on Ray (`ray_executor.on_ray`); by default in this process.
+        Runs the pieces of each pass, for example on Ray (`ray_executor.on_ray`); by default in this
+        process.
     complete_base : bool
         Whether held-out values of the base have rows, as in a model after `train.refit`.
 
     Raises
     ------
     DataError
-        If the logs cannot be read as the recipe says. The message names the file, the row and the field.
+        If the logs cannot be read as the recipe says. The message names the file, the row and the
+        field.
     DatasetError
         If ``config.path`` contains a data set of other logs or settings, and `overwrite` is false.
     StorageError
-        If an output cannot be written, or if ``config.path`` contains something other than a data set. Its content is
-        then left unchanged.
+        If an output cannot be written, or if ``config.path`` contains something other than a data
+        set. Its content is then left unchanged.
 
     Examples
     --------
@@ -120,17 +124,29 @@ def prepare(
 
 
 class PreparePipeline:
-    """One call of `prepare`: the checks before it, its passes in order, and the publication of its output."""
+    """One call of `prepare`: the checks before it, its passes in order, and the publication of its
+    output.
+    """
 
     def __init__(
-        self, config: PrepareConfig, name: str, progress: Progress, executor: Executor, *, complete_base: bool
+        self,
+        config: PrepareConfig,
+        name: str,
+        progress: Progress,
+        executor: Executor,
+        *,
+        complete_base: bool,
     ) -> None:
         self.final = named_directory(config.path)
-        self.config, self.name, self.progress = config, name or self.final.name, progress
+        self.config = config
+        self.name = name or self.final.name
+        self.progress = progress
         self.executor = executor
         self.work = self.final.with_name(f"{self.final.name}.preparing")
         try:
-            self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
+            self.source: Source = open_source(
+                config.source, on_bad_row=config.on_bad_row, split=config.split
+            )
         except LogPathError as error:
             raise DataError(f"data.source.paths: {error}") from error
         self.schema = self.source.schema
@@ -157,13 +173,16 @@ class PreparePipeline:
         return Dataset.open(self.final, verify="used")
 
     def _origin(self) -> Origin:
-        """Return the inputs that determine the result. An interrupted run is resumed only if they are the same."""
+        """Return the inputs that determine the result. An interrupted run is resumed only if they
+        are the same.
+        """
         files = self.splitter.file_split
         return Origin(
             format=_VERSION,
             settings=settings(self.config),
             source=json.loads(json.dumps(self.source.fingerprint())),
-            # The patterns of `data.split` are not compared: they may contain directories, which the fingerprint omits.
+            # The patterns of `data.split` are not compared: they may contain directories, which the
+            # fingerprint omits.
             file_split=None if files is None else tuple(files.tolist()),
             base=None if self.base is None else self.base.fingerprint,
         )
@@ -174,10 +193,13 @@ class PreparePipeline:
         if overwrite:
             check_replaceable(self.final, DATASET)
             if directory_state(self.final, DATASET) == "ours":
-                with directory_lock(self.final):  # refuse a data set in use at the start, not only at the end
+                # refuse a data set in use at the start, not only at the end
+                with directory_lock(self.final):
                     pass
         elif directory_state(self.final, DATASET) == "free" and self.final.exists():
-            raise DatasetError(f"{self.final} exists and is not a prepared data set; name another data.path")
+            raise DatasetError(
+                f"{self.final} exists and is not a prepared data set; name another data.path"
+            )
         return self.final.exists()
 
     def _hash_logs(self) -> None:
@@ -189,7 +211,9 @@ class PreparePipeline:
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
-            raise DatasetError(f"{self.final} exists and is not a prepared data set; name another data.path")
+            raise DatasetError(
+                f"{self.final} exists and is not a prepared data set; name another data.path"
+            )
         dataset = Dataset.open(self.final)
         difference = self._difference(dataset)
         if difference:
@@ -198,23 +222,30 @@ class PreparePipeline:
         return dataset
 
     def _difference(self, dataset: Dataset) -> str:
-        """Return how the inputs of a data set differ from those of this call; empty if they are the same."""
+        """Return how the inputs of a data set differ from those of this call; empty if they are the
+        same.
+        """
         before = dataset.about.origin
         difference = settings_difference(self.origin.settings, before.settings)
         if difference is not None:
             return (
-                f"{self.final} was prepared with data.{difference.field} = {difference.have!r}, not {difference.want!r}"
+                f"{self.final} was prepared with data.{difference.field} = {difference.have!r}, "
+                f"not {difference.want!r}"
             )
         if before.format != self.origin.format:
             return f"{self.final} was prepared by another version of StrataRec"
         if before.base != self.origin.base:
-            return f"{self.final} was prepared with {'another' if before.base else 'no'} data.vocabulary.base"
+            return (
+                f"{self.final} was prepared with {'another' if before.base else 'no'} data.vocabulary.base"
+            )
         if (before.source, before.file_split) != (self.origin.source, self.origin.file_split):
             return f"{self.final} was prepared from logs with other content, {', '.join(dataset.about.paths[:3])}"
         return ""
 
     def _work(self) -> None:
-        self.workspace = Workspace(self.work, self.origin, self.schema, self.splitter, self.config.vocabulary)
+        self.workspace = Workspace(
+            self.work, self.origin, self.schema, self.splitter, self.config.vocabulary
+        )
         resumed = self.workspace.open(self._estimate_partitions, self.progress.say)
         try:
             self._publish(self._manifest())
@@ -259,13 +290,19 @@ class PreparePipeline:
         self._check_splits(partitions, shards, labels["train"])
         weights = writer.weights()
         if not weights["train"]:
-            raise DataError(f"column {schema.weight!r}: every weight of the training split is 0, expected one above 0")
+            raise DataError(
+                f"column {schema.weight!r}: every weight of the training split is 0, expected one above 0"
+            )
         for split in (name for name, weight in weights.items() if shards[name] and not weight):
-            self.progress.say(f"column {schema.weight!r}: every weight of split {split} is 0, so it gives no metric")
+            self.progress.say(
+                f"column {schema.weight!r}: every weight of split {split} is 0, so it gives no metric"
+            )
         return DatasetManifest(
             name=self.name,
             columns=schema,
-            groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
+            groups=None
+            if groups is None
+            else {group: tuple(features) for group, features in groups.items()},
             splits=shards,
             positives={split: counts[schema.label_column].positives for split, counts in labels.items()},
             labels=labels if schema.labels else {},
@@ -296,7 +333,9 @@ class PreparePipeline:
         workspace, config = self.workspace, self.config
         events = None if self.base is None else self.base.events()
         spilled = self._spill()
-        partitions = Partitions(workspace.spill, spilled, self.schema, self.splitter, config.shard_samples, events)
+        partitions = Partitions(
+            workspace.spill, spilled, self.schema, self.splitter, config.shard_samples, events
+        )
         if partitions.span is not None:
             self.progress.say(f"times span {partitions.span}")
             partitions.span.check_split(config.split)
@@ -313,36 +352,50 @@ class PreparePipeline:
         done = data_pass.run(self.executor, self.progress)
         notes = [note for file in done for note in file.notes]
         if not any(file.samples for file in done):
-            raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))
+            raise DataError(
+                "; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes])
+            )
         for note in notes:
             self.progress.say(note)
         self.workspace.finish_spilling(len(done))
         return done
 
     def _times(self, partitions: Partitions) -> tuple[int, int] | None:
-        """Return the first time of this log, and the last time of all logs so far. None if the log has no times."""
+        """Return the first time of this log, and the last time of all logs so far. None if the log
+        has no times.
+        """
         span, earlier = partitions.span, None if self.base is None else self.base.carried.times
         return None if span is None else (span.first, max(span.last, earlier[1] if earlier else span.last))
 
     def _decay(self, now: int) -> float:
-        """Return the factor by which the recent counts of the base have decayed until the time `now`."""
+        """Return the factor by which the recent counts of the base have decayed until the time
+        `now`.
+        """
         earlier = None if self.base is None else self.base.carried.times
         if earlier is None:
             return 1.0
-        half_life = in_unit(self.config.vocabulary.half_life, self.schema.time_unit, "data.vocabulary.half_life")
+        half_life = in_unit(
+            self.config.vocabulary.half_life, self.schema.time_unit, "data.vocabulary.half_life"
+        )
         return float(2.0 ** ((earlier[1] - now) / half_life))
 
     def _eviction_filter(self, name: str, now: int) -> EvictionFilter | None:
         rule = self.config.vocabulary.evict.get(name)
         if rule is None:
             return None
-        idle = in_unit(rule.idle, self.schema.time_unit, f"data.vocabulary.evict.{name}.idle") if rule.idle else None
+        idle = (
+            in_unit(rule.idle, self.schema.time_unit, f"data.vocabulary.evict.{name}.idle")
+            if rule.idle
+            else None
+        )
         return EvictionFilter(before=None if idle is None else now - idle, keep=rule.keep)
 
     def _vocabularies(
         self, statistics: PartitionStatistics
-    ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:  # fmt: skip
-        """Build the vocabularies: values of the base keep their ids, and new values are ranked by their counts."""
+    ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
+        """Build the vocabularies: values of the base keep their ids, and new values are ranked by
+        their counts.
+        """
         vocabularies, infos, times = {}, {}, self._times(statistics.partitions)
         now, values, types = 0 if times is None else times[1], statistics.values(), statistics.value_types()
         for number, name in enumerate(self.schema.vocabularies()):
@@ -360,7 +413,8 @@ class PreparePipeline:
                 vocabulary = Vocabulary.rank(counted, limits, base, self._eviction_filter(name, now))
                 more = None if self.base is None else self.base.held_out_values(name)
                 if base is not None and more is not None and vocabulary.rows == base.rows:
-                    # Without new values, models of the base can be evaluated on this data set, also after a refit.
+                    # Without new values, models of the base can be evaluated on this data set, also
+                    # after a refit.
                     vocabulary = vocabulary.with_held_out(more)
             vocabularies[name] = vocabulary
             infos[name] = write_vocabulary(self.workspace.output, number, name, vocabulary)
@@ -397,22 +451,29 @@ class PreparePipeline:
         return write_clicks(self.workspace.output, self.source.memory(self.workspace.source))
 
     def _check_splits(
-        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
+        self,
+        partitions: Partitions,
+        shards: Mapping[str, Sequence[Shard]],
+        labels: Mapping[str, LabelCount],
     ) -> None:
-        """Raise `DataError` if the training split has only one class, or if a configured split is empty."""
+        """Raise `DataError` if the training split has only one class, or if a configured split is
+        empty.
+        """
         samples = {name: sum(shard.samples for shard in parts) for name, parts in shards.items()}
         for name, count in labels.items():
             if not 0 < count.positives < count.known:
                 which = f" with the label {name!r}" if self.schema.labels else ""
                 raise DataError(
-                    f"the training split has {count.known} samples{which}, {count.positives} of them positive; "
-                    "expected both classes: check data.split"
+                    f"the training split has {count.known} samples{which}, {count.positives} of them "
+                    "positive; expected both classes: check data.split"
                 )
         for name in ("valid", "test"):
             if self.config.split.asks_for(name) and not samples[name]:
                 asked = getattr(self.config.split, name)
                 span = f"; the log spans {partitions.span}" if self.config.split.by == "time" else ""
-                raise DataError(f"the {name} split has no samples: check data.split.{name}, which is {asked!r}{span}")
+                raise DataError(
+                    f"the {name} split has no samples: check data.split.{name}, which is {asked!r}{span}"
+                )
 
     def _estimate_partitions(self) -> int:
         return max(round(self.source.estimate_rows() / self.config.shard_samples), 1)
@@ -429,4 +490,6 @@ class PreparePipeline:
         if old is not None:
             remove_directory(old)
         if about.bad_rows:
-            self.progress.say(f"left out {about.bad_rows} bad rows, such as {'; '.join(about.bad_examples[:2])}")
+            self.progress.say(
+                f"left out {about.bad_rows} bad rows, such as {'; '.join(about.bad_examples[:2])}"
+            )

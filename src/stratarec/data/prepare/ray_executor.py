@@ -1,9 +1,11 @@
-"""Run `prepare` on a Ray cluster: connect to a cluster, and run the pieces of each pass as Ray tasks.
+"""Run `prepare` on a Ray cluster: connect to a cluster, and run the pieces of each pass as Ray
+tasks.
 
-Ray is an optional dependency (``stratarec[ray]``), imported on first use. If a worker dies, Ray runs its piece again. A
-task requests one processor and the memory of its piece, so that each machine gets as many tasks as fit. A task first
-checks that its machine has the same logs, directory, versions and code, because the bytes of Parquet files depend on
-them. An error in a task is returned as a value.
+Ray is an optional dependency (``stratarec[ray]``), imported on first use. If a worker dies, Ray
+runs its piece again. A task requests one processor and the memory of its piece, so that each
+machine gets as many tasks as fit. A task first checks that its machine has the same logs,
+directory, versions and code, because the bytes of Parquet files depend on them. An error in a task
+is returned as a value.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def connect(address: str) -> Iterator[Any]:
     Parameters
     ----------
     address : str
-        ``auto`` for the cluster of this machine, which `ray start --head` starts, or ``HOST:PORT`` for the head of a
-        cluster.
+        ``auto`` for the cluster of this machine, which `ray start --head` starts, or ``HOST:PORT``
+        for the head of a cluster.
 
     Raises
     ------
@@ -68,7 +70,9 @@ def connect(address: str) -> Iterator[Any]:
         If the cluster cannot be reached, or Ray is not installed.
     """
     if not address or "://" in address:
-        raise ConfigError(f"--ray is {address!r}, expected auto or HOST:PORT; run on a machine of the cluster")
+        raise ConfigError(
+            f"--ray is {address!r}, expected auto or HOST:PORT; run on a machine of the cluster"
+        )
     environment = dict(os.environ)
     os.environ.update(_QUIET)
     try:
@@ -91,11 +95,15 @@ def _init(ray: Any, address: str) -> None:
         ray.init(address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types
         reason = " ".join(str(error).split())[:200]
-        raise ClusterError(f"no Ray cluster at {address} ({reason}): start one by `ray start --head`") from error
+        raise ClusterError(
+            f"no Ray cluster at {address} ({reason}): start one by `ray start --head`"
+        ) from error
 
 
 def _try_connection(address: str) -> None:
-    """Check that a cluster answers. Without an answer, Ray would try for four minutes and print a message each time."""
+    """Check that a cluster answers. Without an answer, Ray would try for four minutes and print a
+    message each time.
+    """
     host, _, port = address.rpartition(":")
     if address:  # else Ray finds the address that `ray start` stored
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -132,7 +140,8 @@ class TaskRequirements:
         return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=_versions())
 
     def check(self) -> None:
-        """Change to the directory in which `prepare` runs, and check that this machine meets the requirements.
+        """Change to the directory in which `prepare` runs, and check that this machine meets the
+        requirements.
 
         Raises
         ------
@@ -143,7 +152,9 @@ class TaskRequirements:
             os.chdir(self.folder)
         for (name, expected), (_, version) in zip(self.versions, _versions(), strict=True):
             if version != expected:
-                raise _refusal(f"has {name} {version}, expected {expected}: install the same version on all machines")
+                raise _refusal(
+                    f"has {name} {version}, expected {expected}: install the same version on all machines"
+                )
         for path, *stamp in self.logs:
             try:
                 same = _stamp(path) == tuple(stamp)
@@ -184,7 +195,9 @@ class TaskResult:
 
 
 def work(shared: list[Any], requirements: TaskRequirements, number: int) -> TaskResult:
-    """Run a piece of the pass that `shared` refers to. An error is not raised, but returned in the result."""
+    """Run a piece of the pass that `shared` refers to. An error is not raised, but returned in the
+    result.
+    """
     with warnings.catch_warnings(record=True) as heard:
         try:
             _check(requirements)
@@ -229,7 +242,8 @@ def on_ray(address: str) -> Iterator[RayExecutor]:
 
 
 class RayExecutor:
-    """An `Executor` on a Ray cluster. Each machine runs as many tasks as its processors and memory allow.
+    """An `Executor` on a Ray cluster. Each machine runs as many tasks as its processors and memory
+    allow.
 
     Parameters
     ----------
@@ -259,8 +273,8 @@ class RayExecutor:
                 while waiting and len(running) < _AHEAD * self.readers:
                     number = waiting.popleft()
                     sized = self._task.options(memory=self._fitting(data_pass.memory(number)))
-                    # The reference is inside a list, which Ray does not replace by the pass: so a worker reads the
-                    # pass once, and not with every piece.
+                    # The reference is inside a list, which Ray does not replace by the pass: so a
+                    # worker reads the pass once, and not with every piece.
                     running[sized.remote([shared], requirements, number)] = number
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     self._take(self._get(done, f"piece {running.pop(done)}"), progress)
@@ -294,11 +308,14 @@ class RayExecutor:
             raise _lost(what, error) from error
 
     def _fitting(self, memory: int) -> int:
-        """Return the memory that a task requests: `memory`, but not more than the largest machine has.
+        """Return the memory that a task requests: `memory`, but not more than the largest machine
+        has.
 
         A task that requests more would never start.
         """
-        most = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
+        most = max(
+            (node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0
+        )
         return int(min(memory, most))
 
 

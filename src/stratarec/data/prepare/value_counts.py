@@ -1,10 +1,11 @@
 """Count how often rows look up each value, for all vocabularies together.
 
-Lookups of training rows are the `count` of a value, which decides its id. Lookups of validation and test rows are
-counted apart, as `held_out`: they may give a value a row for `train.refit`.
+Lookups of training rows are the `count` of a value, which decides its id. Lookups of validation and
+test rows are counted apart, as `held_out`: they may give a value a row for `train.refit`.
 
-The counts of all vocabularies whose values have the same type are rows of one frame. So thousands of columns need only
-a few large group-bys, and one file per chunk. With a file for each vocabulary and partition, each column took 25 ms.
+The counts of all vocabularies whose values have the same type are rows of one frame. So thousands
+of columns need only a few large group-bys, and one file per chunk. With a file for each vocabulary
+and partition, each column took 25 ms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _FEW_ROWS = 1 << 18
 def value_type(features: Sequence[SparseFeature], columns: Mapping[str, pl.DataType]) -> pl.DataType:
     """Return the type of the values of a vocabulary that `features` share.
 
-    If features have different types (text and integers, or signed and unsigned integers), values become text.
+    If features have different types (text and integers, or signed and unsigned integers), values
+    become text.
     """
     kinds = {columns[feature.of if feature.traits.derived else feature.name] for feature in features}
     inner = {kind.inner if isinstance(kind, pl.List) else kind for kind in kinds}
@@ -41,10 +43,11 @@ def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) 
     Returns
     -------
     list of DataFrame
-        For each type of value, a frame with the number of the ``vocabulary``, the ``value``, its ``count`` in training
-        rows, its count in ``held_out`` rows, and the time of the ``last`` row with the value. The time is null for
-        values in lists, if the vocabulary is shared with a feature with single values. A value may occur in several
-        rows. For kind ``hash``, values are bucket numbers, and held-out rows are not counted.
+        For each type of value, a frame with the number of the ``vocabulary``, the ``value``, its
+        ``count`` in training rows, its count in ``held_out`` rows, and the time of the ``last`` row
+        with the value. The time is null for values in lists, if the vocabulary is shared with a
+        feature with single values. A value may occur in several rows. For kind ``hash``, values are
+        bucket numbers, and held-out rows are not counted.
     """
     parts = list(_counted(frame, frame[SPLIT] == 0, schema, config))
     if (is_held_out := frame[SPLIT] > 0).any():
@@ -53,7 +56,12 @@ def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) 
 
 
 def _counted(
-    frame: pl.DataFrame, chosen: pl.Series, schema: Schema, config: VocabularyConfig, *, held_out: bool = False
+    frame: pl.DataFrame,
+    chosen: pl.Series,
+    schema: Schema,
+    config: VocabularyConfig,
+    *,
+    held_out: bool = False,
 ) -> Iterator[pl.DataFrame]:
     """Count the values in the chosen rows, as ``count`` or as ``held_out``."""
     columns, time = frame.schema, frame[schema.time].filter(chosen) if schema.time else None
@@ -134,7 +142,9 @@ def _by_type(parts: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 class CountSum:
-    """Sums of counts. Added rows wait until there are more of them than sums, so memory is at most twice the sums."""
+    """Sums of counts. Added rows wait until there are more of them than sums, so memory is at most
+    twice the sums.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[pl.DataType, pl.DataFrame] = {}
@@ -156,7 +166,9 @@ class CountSum:
         self._sums[kind] = sums.collect()
 
     def by_vocabulary(self) -> dict[int, pl.DataFrame]:
-        """Return vocabulary number -> `value`, `count`, `held_out` and `last` of its values, if it has values."""
+        """Return vocabulary number -> `value`, `count`, `held_out` and `last` of its values, if it
+        has values.
+        """
         counts: dict[int, pl.DataFrame] = {}
         for kind in list(self._pending):
             self._add_up(kind)

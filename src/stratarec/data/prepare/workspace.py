@@ -1,4 +1,5 @@
-"""The working directory ``<data.path>.preparing``, and the first pass of `prepare`, which spills the log into it.
+"""The working directory ``<data.path>.preparing``, and the first pass of `prepare`, which spills
+the log into it.
 
     origin.json    inputs of the run: it resumes only under the same origin
     lease          token of the tasks on other machines that may write here
@@ -8,17 +9,20 @@
     encoded        a note for each partition whose shards were written
     output         the data set
 
-Consecutive chunks of the source are written to one file, which has an Arrow stream for each partition, followed by the
-counts of the chunks' values. (Values are counted here unless the split depends on the log's last time.) All rows of a
-user or session are in the same partition. To read a partition, its stream is read from every file, at the offset in the
-file's note. Parquet files with a row group for each partition were slower. Each read parsed a footer that lists all
-partitions, so the time grew with the square of the log's size.
+Consecutive chunks of the source are written to one file, which has an Arrow stream for each
+partition, followed by the counts of the chunks' values. (Values are counted here unless the split
+depends on the log's last time.) All rows of a user or session are in the same partition. To read a
+partition, its stream is read from every file, at the offset in the file's note. Parquet files with
+a row group for each partition were slower. Each read parsed a footer that lists all partitions, so
+the time grew with the square of the log's size.
 
-Every row has a number, made of the index of its file and the row in this file. If a source has no files, the number is
-the position of the row. The number breaks ties in sorting, and assigns samples without user and session to splits. It
-is stored unless `data.keep_rows` is false, so that predictions can be joined to the log.
+Every row has a number, made of the index of its file and the row in this file. If a source has no
+files, the number is the position of the row. The number breaks ties in sorting, and assigns samples
+without user and session to splits. It is stored unless `data.keep_rows` is false, so that
+predictions can be joined to the log.
 
-A file is renamed to its final name when it is complete, so an interrupted run resumes after the last complete file.
+A file is renamed to its final name when it is complete, so an interrupted run resumes after the
+last complete file.
 """
 
 from __future__ import annotations
@@ -60,12 +64,13 @@ WORK = DirectoryKind(
     field="data.path",
     content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
 )
-# Maximum number of readers that share a file: each reads the whole file, but parses and spills only its share.
+# Maximum number of readers that share a file: each reads the whole file, but parses and spills only
+# its share.
 _MOST_STRIPES = 8
 # Number of shares per reader. With several shorter shares, readers end at about the same time.
 _SHARES = 4
-# Bytes of the frames that are spilled to one file. A file has a stream for each partition, so with a file for each
-# chunk, the number of streams would grow with the square of the log's size.
+# Bytes of the frames that are spilled to one file. A file has a stream for each partition, so with
+# a file for each chunk, the number of streams would grow with the square of the log's size.
 _FILE_BYTES = 64 << 20
 # Memory of a reader in bytes: a process without data, and a chunk or row group with all its copies.
 _READER_BYTES = 1 << 30
@@ -94,9 +99,13 @@ class SpilledFile:
     places: dict[int, Place]
     """Partition -> its stream in the file."""
     counts: tuple[Place, ...]
-    """Streams with the counts of the values, after the rows; empty if the *count* pass counts the values."""
+    """Streams with the counts of the values, after the rows; empty if the *count* pass counts the
+    values.
+    """
     by_file: bool
-    """Whether rows are numbered within their file. If false, they are numbered in the order of the source."""
+    """Whether rows are numbered within their file. If false, they are numbered in the order of the
+    source.
+    """
     times: tuple[int, int] | None
     """First and last time; None if there are no times or no rows."""
     frame_bytes: int
@@ -107,8 +116,13 @@ class SpilledFile:
     notes: tuple[str, ...]
 
 
-# Format of the notes in the directory. An interrupted run is resumed only if its notes have this format.
-_FORMAT = [12, *(entry.name for kind in (SpilledFile, Moments, Repeats) for entry in fields(kind)), *Shard.model_fields]
+# Format of the notes in the directory. An interrupted run is resumed only if its notes have this
+# format.
+_FORMAT = [
+    12,
+    *(entry.name for kind in (SpilledFile, Moments, Repeats) for entry in fields(kind)),
+    *Shard.model_fields,
+]
 
 
 def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
@@ -122,7 +136,9 @@ def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
     ]
 
 
-def read_streams(path: Path, places: Sequence[Place], columns: Sequence[str] | None = None) -> list[pa.Table]:
+def read_streams(
+    path: Path, places: Sequence[Place], columns: Sequence[str] | None = None
+) -> list[pa.Table]:
     """Read streams, or some of their columns, from a file that `write_streams` wrote.
 
     Raises
@@ -137,7 +153,9 @@ def read_streams(path: Path, places: Sequence[Place], columns: Sequence[str] | N
 def _stream(frame: pl.DataFrame) -> pa.Buffer:
     table = frame.to_arrow()
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_stream(
+        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
         writer.write_table(table)
     return sink.getvalue()
 
@@ -177,10 +195,18 @@ class Spill:
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, splitter: Splitter, vocabulary: VocabularyConfig, partitions: int
+        self,
+        folder: Path,
+        schema: Schema,
+        splitter: Splitter,
+        vocabulary: VocabularyConfig,
+        partitions: int,
     ) -> None:
-        self._folder, self._schema, self._splitter = folder, schema, splitter
-        self._vocabulary, self._partitions = vocabulary, partitions
+        self._folder = folder
+        self._schema = schema
+        self._splitter = splitter
+        self._vocabulary = vocabulary
+        self._partitions = partitions
         make_directory(folder)
 
     def done(self) -> list[SpilledFile]:
@@ -196,7 +222,9 @@ class Spill:
         return frozenset(index for file in self.done() for index in file.indexes)
 
     def gather(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-        """Yield the chunks of each file. Without a shard key, a chunk is a partition and has its own file."""
+        """Yield the chunks of each file. Without a shard key, a chunk is a partition and has its
+        own file.
+        """
         gathered, size = list[Chunk](), 0
         for chunk in chunks:
             gathered.append(chunk)
@@ -208,7 +236,8 @@ class Spill:
             yield gathered
 
     def add(self, chunks: Sequence[Chunk], before: int) -> SpilledFile:
-        """Write the rows of chunks by partition, and count their values if the split of the rows is already known.
+        """Write the rows of chunks by partition, and count their values if the split of the rows is
+        already known.
 
         Parameters
         ----------
@@ -218,11 +247,17 @@ class Spill:
             Number of rows in earlier chunks.
         """
         schema, name = self._schema, f"{chunks[0].index:08d}"
-        frame = pl.concat([chunk.frame for chunk in chunks]).with_columns(pl.Series(ROW, _row_numbers(chunks, before)))
+        frame = pl.concat([chunk.frame for chunk in chunks]).with_columns(
+            pl.Series(ROW, _row_numbers(chunks, before))
+        )
         counts: list[pl.DataFrame] = []
         if not self._splitter.needs_last_time:
             passed = [chunk.passed_through for chunk in chunks if chunk.passed_through is not None]
-            texts = [pl.concat([part.to_series().cast(pl.String) for part in passed]).alias(SPLIT)] if passed else []
+            texts = (
+                [pl.concat([part.to_series().cast(pl.String) for part in passed]).alias(SPLIT)]
+                if passed
+                else []
+            )
             split = self._splitter.split(frame.with_columns(pl.Series(FILE, _file_indexes(chunks)), *texts))
             frame = frame.with_columns(pl.Series(SPLIT, split))
             counts = count_values(frame, schema, self._vocabulary)
@@ -287,7 +322,8 @@ class Spill:
     def shards(self, files: Sequence[SpilledFile], shard_samples: int) -> list[list[int]]:
         """Return the partitions of each shard.
 
-        With a shard key, a shard is one partition. Without, it is consecutive chunks of about `shard_samples` rows.
+        With a shard key, a shard is one partition. Without, it is consecutive chunks of about
+        `shard_samples` rows.
         """
         if self._schema.shard_key:
             return [[p] for p in sorted({partition for file in files for partition in file.places})]
@@ -305,7 +341,9 @@ class Spill:
 
 def _file_indexes(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
     """Return the index of the input file of each row."""
-    return np.concatenate([np.broadcast_to(np.asarray(chunk.file, np.int32), chunk.frame.height) for chunk in chunks])
+    return np.concatenate(
+        [np.broadcast_to(np.asarray(chunk.file, np.int32), chunk.frame.height) for chunk in chunks]
+    )
 
 
 def _row_numbers(chunks: Sequence[Chunk], before: int) -> NDArray[np.int64]:
@@ -337,9 +375,13 @@ class Workspace:
     def __init__(
         self, root: Path, origin: Origin, schema: Schema, splitter: Splitter, vocabulary: VocabularyConfig
     ) -> None:
-        self.root, self._origin = root, origin
-        self._schema, self._splitter, self._vocabulary = schema, splitter, vocabulary
-        self.output, self.source = root / "output", root / "source"
+        self.root = root
+        self._origin = origin
+        self._schema = schema
+        self._splitter = splitter
+        self._vocabulary = vocabulary
+        self.output = root / "output"
+        self.source = root / "source"
 
     def open(self, estimate_partitions: Callable[[], int], say: Callable[[str], None]) -> bool:
         """Create or check the directory. Return whether an earlier run is resumed.
@@ -356,9 +398,13 @@ class Workspace:
         make_directory(self.source)
         if not resumed:
             partitions = estimate_partitions()
-            write_json(path, {"format": _FORMAT, "partitions": partitions, "origin": self._origin.to_dict()})
+            write_json(
+                path, {"format": _FORMAT, "partitions": partitions, "origin": self._origin.to_dict()}
+            )
         partitions = read_json(path)["partitions"]
-        self.spill = Spill(self.root / "spilled", self._schema, self._splitter, self._vocabulary, partitions)
+        self.spill = Spill(
+            self.root / "spilled", self._schema, self._splitter, self._vocabulary, partitions
+        )
         return resumed
 
     def restart(self, reason: str, say: Callable[[str], None]) -> None:
@@ -398,7 +444,9 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True)
 class SpillPass:
-    """The pass that spills a log. It has one piece that reads the log in order, or one for each share of the log."""
+    """The pass that spills a log. It has one piece that reads the log in order, or one for each
+    share of the log.
+    """
 
     source: Source
     folder: Path
@@ -410,7 +458,9 @@ class SpillPass:
         return self._share(self.shares[number]) if self.shares else self._in_order()
 
     def _share(self, share: ChunkShare) -> Iterator[int]:
-        for chunks in self.spill.gather(self.source.chunks(self.folder, replace(share, done=self.spill.indexes()))):
+        for chunks in self.spill.gather(
+            self.source.chunks(self.folder, replace(share, done=self.spill.indexes()))
+        ):
             self.spill.add(chunks, 0)  # rows of a divisible source are numbered within their file
             yield 0
         yield 1
@@ -418,7 +468,9 @@ class SpillPass:
     def _in_order(self) -> Iterator[int]:
         done = self.spill.done()
         before, rows = _bytes(done), sum(file.rows for file in done)
-        for chunks in self.spill.gather(self.source.chunks(self.folder, ChunkShare(done=self.spill.indexes()))):
+        for chunks in self.spill.gather(
+            self.source.chunks(self.folder, ChunkShare(done=self.spill.indexes()))
+        ):
             file = self.spill.add(chunks, rows)
             rows += file.rows
             yield max(file.bytes_done - before, 0)
@@ -434,7 +486,8 @@ class SpillPass:
             try:
                 executor.run(self, range(len(self.shares)), progress)
             except DataError:
-                # Parallel readers do not know which bad row of the log is the first, so the log is read again in order.
+                # Parallel readers do not know which bad row of the log is the first, so the log is
+                # read again in order.
                 progress.finish()
                 return replace(self, shares=()).run(SerialExecutor(), progress)
         else:

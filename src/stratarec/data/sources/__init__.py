@@ -19,9 +19,17 @@ from stratarec.errors import ConfigError
 from stratarec.registry import Registry
 
 __all__ = [
-    "SOURCES", "Chunk", "LogKind", "OnBadRow", "RowsConfig", "RowsSource", "Source", "SourceConfig", "open_rows",
+    "SOURCES",
+    "Chunk",
+    "LogKind",
+    "OnBadRow",
+    "RowsConfig",
+    "RowsSource",
+    "Source",
+    "SourceConfig",
+    "open_rows",
     "open_source",
-]  # fmt: skip
+]
 
 
 class LogKind(NamedTuple):
@@ -30,8 +38,9 @@ class LogKind(NamedTuple):
     config: type[LogConfig]
     """Class of the section ``data.source`` of this kind."""
     open: Callable[..., Any]
-    """Returns the `RowsSource` of a `RowsConfig`, given `OnBadRow` and a `View` or None; for other settings a `Source`,
-    given `OnBadRow` and the `SplitConfig`, because negatives are drawn within a split."""
+    """Returns the `RowsSource` of a `RowsConfig`, given `OnBadRow` and a `View` or None; for other
+    settings a `Source`, given `OnBadRow` and the `SplitConfig`, because negatives are drawn within
+    a split."""
 
 
 def _open_csv(config: CsvConfig, on_bad_row: OnBadRow | None, view: View | None) -> RowsSource:
@@ -52,7 +61,9 @@ SOURCES = Registry(
         "clicks": LogKind(ClicksConfig, ClicksSource),
         "csv": LogKind(CsvConfig, _open_csv),
         "parquet": LogKind(ParquetConfig, _open_parquet),
-        "synthetic": LogKind(SyntheticConfig, lambda config, on_bad_row, split: SyntheticSource(config, on_bad_row)),
+        "synthetic": LogKind(
+            SyntheticConfig, lambda config, on_bad_row, split: SyntheticSource(config, on_bad_row)
+        ),
     },
 )
 
@@ -61,8 +72,8 @@ def _public_log(kind: str) -> None:
     """Raise `ConfigError` if the kind is the name of a recipe for a public log."""
     if kind in ("avazu", "criteo") and kind not in SOURCES:
         raise ConfigError(
-            f"data.source.kind is {kind!r}, which is a recipe of the kind csv: `stratarec init --recipe {kind}` "
-            "writes it; copy its data.source"
+            f"data.source.kind is {kind!r}, which is a recipe of the kind csv: `stratarec init --recipe "
+            f"{kind}` writes it; copy its data.source"
         )
 
 
@@ -73,8 +84,8 @@ SourceConfig: TypeAlias = Annotated[
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
-    """Open the source that `config` describes. `split` names a column to be read, or is used by sources that draw
-    negatives, which draw them within a split.
+    """Open the source that `config` describes. `split` names a column to be read, or is used by
+    sources that draw negatives, which draw them within a split.
 
     Raises
     ------
@@ -83,10 +94,13 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
     """
     if isinstance(config, RowsConfig):
         columns = (split.column,) if split.column else ()
-        return open_rows(config, on_bad_row, View(schema=config.schema, pass_through=columns, is_scored=False))
+        return open_rows(
+            config, on_bad_row, View(schema=config.schema, pass_through=columns, is_scored=False)
+        )
     if split.column:
         raise ConfigError(
-            f"data.split.by is column, but data.source.kind is {config.kind}: its samples are not rows of files"
+            f"data.split.by is column, but data.source.kind is {config.kind}: its "
+            "samples are not rows of files"
         )
     source: Source = SOURCES[config.kind].open(config, on_bad_row, split)
     return source
@@ -95,15 +109,18 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
 def open_rows(config: RowsConfig, on_bad_row: OnBadRow | None, view: View | None = None) -> RowsSource:
     """Open a log whose samples are rows of files.
 
-    The first file determines whether it is text or a table, not the recipe: ``kind: csv`` also reads Parquet and Arrow
-    files, and ``kind: parquet`` also reads text. If `on_bad_row` is None, a bad row is always an error.
+    The first file determines whether it is text or a table, not the recipe: ``kind: csv`` also
+    reads Parquet and Arrow files, and ``kind: parquet`` also reads text. If `on_bad_row` is None, a
+    bad row is always an error.
     """
     source: RowsSource = SOURCES[config.kind].open(config, on_bad_row, view)
     return source
 
 
 def _format(paths: Sequence[str]) -> str:
-    """Return the format of the first file: ``table``, ``text``, or an empty string if it is neither."""
+    """Return the format of the first file: ``table``, ``text``, or an empty string if it is
+    neither.
+    """
     first = expand(tuple(paths[:1]))[0]
     front = first.front()
     if table_format(front):

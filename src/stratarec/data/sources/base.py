@@ -1,13 +1,15 @@
-"""Interface of the sources of raw logs. A source has a schema and yields its rows as frames, always in the same order.
+"""Interface of the sources of raw logs. A source has a schema and yields its rows as frames, always
+in the same order.
 
 A frame is a polars DataFrame with these columns; a column has one type in all frames of a source.
 
-- Label: UInt8, 0 or 1. Null marks a positive event that is not a sample and is only used in histories. With several
-  labels, each is 0, 1 or `UNKNOWN`.
+- Label: UInt8, 0 or 1. Null marks a positive event that is not a sample and is only used in
+  histories. With several labels, each is 0, 1 or `UNKNOWN`.
 - Weight of the sample, if the schema names one: Float64.
 - Dense features: Float32 or Float64, null where missing.
-- Sparse features: String, Int64, UInt64, or a List of these, null where missing. The weights of a feature's values are
-  a List of Float32 with the name `weights_of`. ``history`` features are missing: `prepare` derives them.
+- Sparse features: String, Int64, UInt64, or a List of these, null where missing. The weights of a
+  feature's values are a List of Float32 with the name `weights_of`. ``history`` features are
+  missing: `prepare` derives them.
 - Time (Int64), session and user (String, Int64 or UInt64), if the schema names them.
 """
 
@@ -44,15 +46,20 @@ class LogConfig:
     kind: str
 
     def of_file(self, file: str) -> LogConfig:
-        """Return the settings for the log of the next period; `ConfigError` if samples do not come from logs."""
+        """Return the settings for the log of the next period; `ConfigError` if samples do not come
+        from logs.
+        """
         raise ConfigError(
-            f"{file} cannot continue a run whose data.source.kind is {self.kind}: its samples do not come from logs"
+            f"{file} cannot continue a run whose data.source.kind is {self.kind}: its "
+            "samples do not come from logs"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig(LogConfig):
-    """Settings of a source whose samples are rows of files, so that rows of other files can be scored."""
+    """Settings of a source whose samples are rows of files, so that rows of other files can be
+    scored.
+    """
 
     paths: tuple[str, ...] = ()
     """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
@@ -68,21 +75,26 @@ class Chunk:
     """One frame of raw samples, with at most a few hundred thousand rows."""
 
     index: int
-    """Index of the chunk in its source. Indexes increase, with gaps between files. The chunk with an index has the same
-    rows whenever the same files are read."""
+    """Index of the chunk in its source. Indexes increase, with gaps between files. The chunk with
+    an index has the same rows whenever the same files are read."""
     file: int | NDArray[np.int32]
-    """Index of the input file, used for splits by file; 0 if there are no files. If rows come from several files,
-    ``[N]`` indexes."""
+    """Index of the input file, used for splits by file; 0 if there are no files. If rows come from
+    several files, ``[N]`` indexes."""
     frame: pl.DataFrame
     rows: NDArray[np.int64] | None = None
-    """``[N]`` row number of each sample in its file, counted from 1 as in messages, strictly increasing. None if
-    samples are not rows of a file; they are then numbered in the order of the source."""
+    """``[N]`` row number of each sample in its file, counted from 1 as in messages, strictly
+    increasing. None if samples are not rows of a file; they are then numbered in the order of the
+    source."""
     bytes_done: int
-    """Input bytes (or rows of generated data) up to the end of this chunk. In the last chunk, `Source.total_bytes`."""
+    """Input bytes (or rows of generated data) up to the end of this chunk. In the last chunk,
+    `Source.total_bytes`.
+    """
     bad_rows: int = 0
     """Rows that `on_bad_row: skip` left out."""
     bad_examples: tuple[str, ...] = ()
-    """Error messages for some of the bad rows. Each names file, row, field and the expected value."""
+    """Error messages for some of the bad rows. Each names file, row, field and the expected
+    value.
+    """
     note: str = ""
     """Message about the rows up to this chunk, to be shown to the user."""
     passed_through: pl.DataFrame | None = None
@@ -95,7 +107,9 @@ _FILE_CHUNKS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkShare:
-    """Selection of a source's chunks: some files, every n-th piece (`stripes`) of each, and no completed chunks."""
+    """Selection of a source's chunks: some files, every n-th piece (`stripes`) of each, and no
+    completed chunks.
+    """
 
     files: range | None = None
     """Indexes of the files; None for all."""
@@ -118,14 +132,17 @@ ALL_CHUNKS = ChunkShare()
 
 
 def chunk_index(file: int, piece: int) -> int:
-    """Return the chunk index of a piece of a file. It does not depend on the number of pieces of earlier files."""
+    """Return the chunk index of a piece of a file. It does not depend on the number of pieces of
+    earlier files.
+    """
     return file * _FILE_CHUNKS + piece
 
 
 class Source(Protocol):
     """Raw logs of one format.
 
-    `chunks` raises `DataError` for the first bad row, unless the source was made with ``on_bad_row="skip"``.
+    `chunks` raises `DataError` for the first bad row, unless the source was made with
+    ``on_bad_row="skip"``.
     """
 
     @property
@@ -143,27 +160,37 @@ class Source(Protocol):
 
     @property
     def divisible(self) -> bool:
-        """Whether a chunk can be read without the chunks before it. If so, rows are numbered within their file."""
+        """Whether a chunk can be read without the chunks before it. If so, rows are numbered within
+        their file.
+        """
         ...
 
     def estimate_rows(self) -> int:
-        """Estimate the number of samples within a factor of about two, from which the number of shards is chosen."""
+        """Estimate the number of samples within a factor of about two, from which the number of
+        shards is chosen.
+        """
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """Return JSON that identifies the input's content and configuration. `prepare` resumes only with equal JSON."""
+        """Return JSON that identifies the input's content and configuration. `prepare` resumes only
+        with equal JSON.
+        """
         ...
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
-        """Yield the chunks of a share in order. If the source is not divisible, the share must have all files.
+        """Yield the chunks of a share in order. If the source is not divisible, the share must have
+        all files.
 
-        A source may write temporary files to `workspace`, a directory that remains when `prepare` is interrupted.
+        A source may write temporary files to `workspace`, a directory that remains when `prepare`
+        is interrupted.
         """
         ...
 
 
 class RowsSource(Source, Protocol):
-    """Source whose samples are rows of files. It reads the columns of a `View`, or those of its settings."""
+    """Source whose samples are rows of files. It reads the columns of a `View`, or those of its
+    settings.
+    """
 
     def column_names(self) -> list[str]:
         """Return the names of the columns of the first file with rows."""
@@ -172,7 +199,9 @@ class RowsSource(Source, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Selection of the columns to read from a log: a schema's columns, with or without labels, and further columns."""
+    """Selection of the columns to read from a log: a schema's columns, with or without labels, and
+    further columns.
+    """
 
     schema: Schema
     label: bool = True
@@ -180,9 +209,13 @@ class View:
     pass_through: tuple[str, ...] = ()
     """Additional columns, which are returned unchanged."""
     is_scored: bool = True
-    """Whether the rows are to be scored, not prepared. Such a log may have another text format than the recipe."""
+    """Whether the rows are to be scored, not prepared. Such a log may have another text format than
+    the recipe.
+    """
     optional_user: bool = False
-    """Whether a row without a user is a good row, as in a log of visitors of whom some are not logged in."""
+    """Whether a row without a user is a good row, as in a log of visitors of whom some are not
+    logged in.
+    """
     optional_label: bool = False
     """Whether a row without a label is a good row. The label is then `UNKNOWN`."""
 

@@ -1,8 +1,8 @@
 """Logs in CSV, TSV and JSON lines, with any columns by a schema in the recipe.
 
-Text has no types, so types follow from the schema: the label, dense columns and times are numbers (or words and dates),
-and a category is text unless the schema says integer. Types are not guessed from values, because a column with numbers
-in the first gigabyte may have other text in the last.
+Text has no types, so types follow from the schema: the label, dense columns and times are numbers
+(or words and dates), and a category is text unless the schema says integer. Types are not guessed
+from values, because a column with numbers in the first gigabyte may have other text in the last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ Format = Literal["auto", "csv", "tsv", "jsonl"]
 _DELIMITERS = "\t;|,"
 # Number of bytes that are searched for the names of columns.
 _FRONT_BYTES = 1 << 20
-# Number of chunks that are parsed in parallel, and of parsed chunks that wait for the consumer. All are in memory.
+# Number of chunks that are parsed in parallel, and of parsed chunks that wait for the consumer. All
+# are in memory.
 _WORKERS, _AHEAD = 2, 2
 
 
@@ -55,14 +56,18 @@ class CsvConfig(RowsConfig):
 
     kind: Literal["csv"] = "csv"
     format: Format = "auto"
-    """``auto`` chooses by the name of each file: tsv for .tsv and .tab, json lines for .jsonl, .ndjson and .json, else
-    csv."""
+    """``auto`` chooses by the name of each file: tsv for .tsv and .tab, json lines for .jsonl,
+    .ndjson and .json, else csv."""
     delimiter: str = ""
     """Character between fields; empty for a comma, or a tab in tsv."""
     quote: str = '"'
-    """Quotation character around fields that contain a delimiter or a line end, doubled inside them; empty for none."""
+    """Quotation character around fields that contain a delimiter or a line end, doubled inside
+    them; empty for none.
+    """
     columns: tuple[str, ...] = ()
-    """Names of all fields in order, for files without a header; empty if the first line of each file has them."""
+    """Names of all fields in order, for files without a header; empty if the first line of each
+    file has them.
+    """
     nulls: tuple[str, ...] = ()
     """Texts that mean a missing value, such as NA, in addition to an empty field."""
     encoding: str = "utf-8"
@@ -75,13 +80,16 @@ class CsvConfig(RowsConfig):
         object.__setattr__(self, "max_line_bytes", size)
         for name, text in (("delimiter", self.delimiter), ("quote", self.quote)):
             if len(text) > 1 or not text.isascii() or text in ("\n", "\r"):
-                raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
+                raise ConfigError(
+                    f"data.source.{name} is {text!r}, expected one ASCII character, or nothing"
+                )
         try:
             object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
             "".encode(self.encoding)  # raises LookupError for a codec from bytes to bytes, such as base64
         except (LookupError, ValueError) as error:
             raise ConfigError(
-                f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, latin-1, cp1252 or utf-16"
+                f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, "
+                "latin-1, cp1252 or utf-16"
             ) from error
         if self.quote and self.quote == self.delimiter:
             raise ConfigError(f"data.source.quote is {self.quote!r}, which is also the delimiter")
@@ -93,12 +101,17 @@ class CsvSource:
     divisible = True
 
     def __init__(
-        self, config: CsvConfig, on_bad_row: OnBadRow | None, chunk_bytes: int = CHUNK_BYTES,
+        self,
+        config: CsvConfig,
+        on_bad_row: OnBadRow | None,
+        chunk_bytes: int = CHUNK_BYTES,
         view: View | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._view = view or View(schema=config.schema, is_scored=False)
-        self.schema, self._config = self._view.schema, config
-        self._on_bad_row, self._chunk_bytes = on_bad_row, chunk_bytes
+        self.schema = self._view.schema
+        self._config = config
+        self._on_bad_row = on_bad_row
+        self._chunk_bytes = chunk_bytes
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
@@ -127,13 +140,16 @@ class CsvSource:
     def _header(self, file: InputFile, content: bytes) -> _Header:
         """Return the delimiter and the field names of a file, found in its first bytes.
 
-        A log to score may have another format than the log of the recipe. If the recipe's delimiter yields none of the
-        schema's names, other delimiters are tried, and a header is recognized even if the recipe says that there is
-        none. A log to score may also lack the labels: then no record has all fields, and some have all others."""
+        A log to score may have another format than the log of the recipe. If the recipe's delimiter
+        yields none of the schema's names, other delimiters are tried, and a header is recognized
+        even if the recipe says that there is none. A log to score may also lack the labels: then no
+        record has all fields, and some have all others."""
         config, names = self._config, set(self._names)
         default = _delimiter(config, file)
         if default == config.quote:
-            raise ConfigError(f"data.source.quote is {config.quote!r}, which separates the fields of {file.path}")
+            raise ConfigError(
+                f"data.source.quote is {config.quote!r}, which separates the fields of {file.path}"
+            )
         may_have_header = not config.columns or names <= set(config.columns)
         for delimiter in dict.fromkeys([default, *_DELIMITERS] if may_have_header else []):
             with suppress(DataError):
@@ -171,7 +187,9 @@ class CsvSource:
                 yield from self._file_tasks(share, number, file, bytes_before)
             bytes_before += file.size
 
-    def _file_tasks(self, share: ChunkShare, number: int, file: InputFile, bytes_before: int) -> Iterator[_Task]:
+    def _file_tasks(
+        self, share: ChunkShare, number: int, file: InputFile, bytes_before: int
+    ) -> Iterator[_Task]:
         """Yield the chunks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
         has_rows = False
@@ -192,14 +210,17 @@ class CsvSource:
             raise no_rows(file)
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
-        """Return a reader for a file that begins with `content`, and the length of its header in bytes and in lines."""
+        """Return a reader for a file that begins with `content`, and the length of its header in
+        bytes and in lines.
+        """
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
             values = first_json_values(content, self._names)
             present = list(values or ())
             check_present(present, self._names if values else (), file.path)
-            # A JSON file may also have lists as text with separators, if the schema was written for delimited text.
+            # A JSON file may also have lists as text with separators, if the schema was written for
+            # delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(
                 name
@@ -221,12 +242,14 @@ class CsvSource:
         return reader, header.bytes, header.lines
 
     def _advice(self) -> str:
-        """Return the advice at the end of an error about a header that has none of the schema's columns."""
+        """Return the advice at the end of an error about a header that has none of the schema's
+        columns.
+        """
         if self._config.columns:
             return ""
         return (
-            "; if the first line is a row, write a header before it, or name the fields in data.source.columns of the "
-            "recipe"
+            "; if the first line is a row, write a header before it, or name the fields in "
+            "data.source.columns of the recipe"
         )
 
     def _chunk(self, task: _Task) -> Chunk:
@@ -261,9 +284,11 @@ class CsvSource:
         )
 
     def _check_integers(self, reader: Delimited, content: bytes) -> None:
-        """If a field has leading zeros, read integers as text from this chunk on: Polars would read 007 as 7.
+        """If a field has leading zeros, read integers as text from this chunk on: Polars would read
+        007 as 7.
 
-        Integers are not always read as text, because that takes longer: 54 instead of 47 ms for a chunk of 16 MiB.
+        Integers are not always read as text, because that takes longer: 54 instead of 47 ms for a
+        chunk of 16 MiB.
         """
         if self._integers and reader.has_leading_zeros(content):
             self._types.update(dict.fromkeys(self._integers, pl.String))
@@ -307,7 +332,8 @@ class _Task(NamedTuple):
 def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[Chunk]:
     """Run tasks on threads and yield the results in the order of the tasks.
 
-    A `DataError` that the iterator `tasks` raises is raised again after the results of all earlier tasks.
+    A `DataError` that the iterator `tasks` raises is raised again after the results of all earlier
+    tasks.
     """
     fault: DataError | None = None
     with ThreadPoolExecutor(_WORKERS, "parse") as pool:
@@ -342,7 +368,10 @@ def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataT
     ]
     roles += [(feature.source, pl.String if feature.decimal else pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
-    roles += [(f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String) for f in schema.sparse]
+    roles += [
+        (f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String)
+        for f in schema.sparse
+    ]
     roles += [(f.weights, pl.String) for f in schema.weighted]
     types = dict(roles)
     roles += [(name, types.get(name, pl.String)) for name in (schema.user, schema.session)]
@@ -366,9 +395,14 @@ def _is_json(config: CsvConfig, file: InputFile) -> bool:
         return config.format in ("auto", "jsonl")
     # Neither standard input nor the member of an archive has a suffix.
     is_unnamed = file.path == STANDARD_INPUT or file.path.lower().endswith(".zip")
-    return is_unnamed and next(read_chunks(file, _FRONT_BYTES, config.max_line_bytes)).content.lstrip()[:1] == b"{"
+    return (
+        is_unnamed
+        and next(read_chunks(file, _FRONT_BYTES, config.max_line_bytes)).content.lstrip()[:1] == b"{"
+    )
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:
-    is_tsv = config.format == "tsv" or (config.format == "auto" and bare_name(file.path).endswith(TSV_SUFFIXES))
+    is_tsv = config.format == "tsv" or (
+        config.format == "auto" and bare_name(file.path).endswith(TSV_SUFFIXES)
+    )
     return config.delimiter or ("\t" if is_tsv else ",")

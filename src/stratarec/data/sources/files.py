@@ -1,7 +1,8 @@
 """Input files by paths, globs, directories and URLs, with clear errors.
 
-A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the memory of this
-process. So only URLs with one of `remote.PROTOCOLS` are opened, and chained URLs are refused.
+A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the
+memory of this process. So only URLs with one of `remote.PROTOCOLS` are opened, and chained URLs are
+refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class LogPathError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file of a log, on this machine or at a URL, and the properties that show whether it has changed."""
+    """A file of a log, on this machine or at a URL, and the properties that show whether it has
+    changed.
+    """
 
     path: str
     """Path or URL, as a user would write it."""
@@ -53,8 +56,8 @@ class InputFile:
     def open(self) -> IO[bytes]:
         """Open the file as it is stored, without decompression."""
         with _as_data_error(self.path):
-            # Not opened by fsspec, which would interpret some names as patterns and would wait for the writer of a
-            # pipe.
+            # Not opened by fsspec, which would interpret some names as patterns and would wait for
+            # the writer of a pipe.
             if not URL.match(self.path):
                 return open_regular(self.stored or self.path)
             system, path = _file_system(self.path)  # a listing may have names of any form
@@ -62,7 +65,9 @@ class InputFile:
         return opened
 
     def front(self) -> bytes:
-        """Return the first bytes of the file as it is stored, from which its format is recognized."""
+        """Return the first bytes of the file as it is stored, from which its format is
+        recognized.
+        """
         with self.open() as file:
             return file.read(FRONT_BYTES)
 
@@ -70,14 +75,16 @@ class InputFile:
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Expand globs, directories and URLs, each in sorted order.
 
-    A directory means all files in it and in its subdirectories, except files and directories whose names begin
-    with ``_`` or ``.``, such as ``_SUCCESS``. Empty files of a glob or directory are left out.
+    A directory means all files in it and in its subdirectories, except files and directories whose
+    names begin with ``_`` or ``.``, such as ``_SUCCESS``. Empty files of a glob or directory are
+    left out.
 
     Raises
     ------
     DataError
-        If there are no paths, if a path, glob or directory matches no file with content, or if the protocol of a URL is
-        not supported. Also if a file is given twice, even by different names, because its rows would count twice.
+        If there are no paths, if a path, glob or directory matches no file with content, or if the
+        protocol of a URL is not supported. Also if a file is given twice, even by different names,
+        because its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
@@ -96,12 +103,15 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 
 def copy_standard_input() -> None:
-    """Copy standard input to a file, because a log is read several times. `expand` then finds it as the path ``-``.
+    """Copy standard input to a file, because a log is read several times. `expand` then finds it as
+    the path ``-``.
 
     The file has no name, so nothing is left behind if the process is killed.
     """
     if sys.stdin is None or sys.stdin.isatty():
-        raise ConfigError("- reads a log from standard input, which is a terminal; pipe a log into the command")
+        raise ConfigError(
+            "- reads a log from standard input, which is a terminal; pipe a log into the command"
+        )
     try:
         copy = tempfile.TemporaryFile()  # noqa: SIM115
         shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
@@ -141,8 +151,8 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
 
 
 def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
-    """Return path and properties of all files in a directory and its subdirectories, except hidden files and files
-    behind symbolic links to directories."""
+    """Return path and properties of all files in a directory and its subdirectories, except hidden
+    files and files behind symbolic links to directories."""
     files = {}
     for path, listed in sorted(system.find(folder, detail=True).items()):
         info = _info(system, path) if listed.get("islink") else listed
@@ -159,7 +169,8 @@ def _info(system: Any, path: str) -> dict[str, Any]:
         if not isinstance(system, LocalFileSystem) or not os.path.islink(path):
             raise
         raise DataError(
-            f"{path}: a symbolic link to {os.readlink(path)}, which does not exist; remove the link or restore the file"
+            f"{path}: a symbolic link to {os.readlink(path)}, which does not exist; remove the "
+            "link or restore the file"
         ) from error
 
 
@@ -176,7 +187,9 @@ def _file_system(pattern: str) -> tuple[Any, str]:
 
 
 def _identity(system: Any, path: str) -> object:
-    """Return a key that is the same for all names of a file, such as links and relative paths. A URL is its own key."""
+    """Return a key that is the same for all names of a file, such as links and relative paths. A
+    URL is its own key.
+    """
     if isinstance(system, LocalFileSystem):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -185,7 +198,9 @@ def _identity(system: Any, path: str) -> object:
 
 @contextmanager
 def _as_data_error(pattern: str) -> Iterator[None]:
-    """Convert errors of a path or URL to `DataError`. File systems of other libraries raise exceptions of any class."""
+    """Convert errors of a path or URL to `DataError`. File systems of other libraries raise
+    exceptions of any class.
+    """
     try:
         yield
     except DataError:
@@ -205,8 +220,12 @@ def _input_file(system: Any, path: str, info: dict[str, Any]) -> InputFile:
     if isinstance(system, LocalFileSystem):
         with _as_data_error(path):
             open_regular(path).close()
-    stamp = next((str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), "")
-    return InputFile(path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp)
+    stamp = next(
+        (str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), ""
+    )
+    return InputFile(
+        path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp
+    )
 
 
 def no_rows(file: InputFile) -> DataError:
@@ -215,7 +234,8 @@ def no_rows(file: InputFile) -> DataError:
 
 
 def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
-    """Return path -> hash of content, for all paths that are not URLs. `advance` is called with each file's size.
+    """Return path -> hash of content, for all paths that are not URLs. `advance` is called with
+    each file's size.
 
     Files that were hashed earlier and have not changed are not read again.
     """
@@ -227,8 +247,8 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
 
 
 def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
-    """Return JSON that identifies the content of files: name, size, and hash. A URL has no hash; it has the
-    modification time or tag that its file system reports.
+    """Return JSON that identifies the content of files: name, size, and hash. A URL has no hash; it
+    has the modification time or tag that its file system reports.
 
     Folder and modification time of a local file are left out, so a copy counts as the same log.
     """

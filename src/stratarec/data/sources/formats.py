@@ -24,7 +24,11 @@ FRONT_BYTES = 512
 _COMPRESSED = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
-    *((b"BZh%d%s" % (level, mark), "bz2") for level in range(1, 10) for mark in (b"1AY&SY", b"\x17rE8P\x90")),
+    *(
+        (b"BZh%d%s" % (level, mark), "bz2")
+        for level in range(1, 10)
+        for mark in (b"1AY&SY", b"\x17rE8P\x90")
+    ),
     (b"\xfd7zXZ\0", "xz"),
     (b"\x04\x22\x4d\x18", "lz4"),
     (b"PK\x03\x04", "zip"),
@@ -37,7 +41,12 @@ _FOREIGN = (
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _EXTRACT),
     (0, b"Rar!\x1a\x07", "a RAR archive", _EXTRACT),
     (257, b"ustar", "a tar archive", _EXTRACT),
-    (0, b"\xff\xff\xff\xff", "an Arrow stream", "write it as an Arrow file (pyarrow.ipc.new_file) or as Parquet"),
+    (
+        0,
+        b"\xff\xff\xff\xff",
+        "an Arrow stream",
+        "write it as an Arrow file (pyarrow.ipc.new_file) or as Parquet",
+    ),
     (0, b"FEA1", "a Feather file of version 1", "write it as Feather of version 2 or as Parquet"),
     (0, b"ORC", "an ORC file", _SAVE),
     (0, b"Obj\x01", "an Avro file", _SAVE),
@@ -53,10 +62,16 @@ _FOREIGN = (
 )
 _SUPPORTED = "expected CSV, TSV, JSON lines, Parquet or Arrow"
 DAMAGE = (
-    OSError, EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowException, zlib.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    pa.ArrowException,
+    zlib.error,
     # From Python 3.14 on, an archive may be compressed by zstd.
     *([zipfile.zstd.ZstdError] if getattr(zipfile, "zstd", None) else []),  # type: ignore[attr-defined]
-)  # fmt: skip
+)
 """Exceptions of `decompressed_stream` and of its stream for damaged or truncated content."""
 # Maximum number of files of an archive that a message names.
 _NAMED = 3
@@ -73,7 +88,9 @@ def compression_of(front: bytes, path: str) -> str:
 
 
 def table_format(front: bytes) -> str:
-    """Return ``Parquet`` or ``Arrow`` if a file that begins with `front` is such a file, else an empty string."""
+    """Return ``Parquet`` or ``Arrow`` if a file that begins with `front` is such a file, else an
+    empty string.
+    """
     return next((name for mark, name in _TABLES if front.startswith(mark)), "")
 
 
@@ -97,10 +114,14 @@ def refuse_foreign(front: bytes, path: str) -> None:
 
 
 def refuse_packed(front: bytes, path: str, codec: str) -> None:
-    """Raise `DataError` if content that was decompressed by `codec`, and begins with `front`, is not text."""
+    """Raise `DataError` if content that was decompressed by `codec`, and begins with `front`, is
+    not text.
+    """
     if inner := table_format(front) or compression_of(front, ""):
         packed = f" in {_article(codec)} file" if codec else ""
-        advice = f"; {'extract' if codec == 'zip' else 'decompress'} it" if codec else ", as the first file is"
+        advice = (
+            f"; {'extract' if codec == 'zip' else 'decompress'} it" if codec else ", as the first file is"
+        )
         raise DataError(f"{path}: {_article(inner)} file{packed}, expected text{advice}")
     refuse_foreign(front, path)
 
@@ -110,7 +131,9 @@ def _article(name: str) -> str:
 
 
 def decompressed_stream(raw: IO[bytes], path: str, codec: str) -> Any:
-    """Return a stream of the decompressed content of `raw`, an open file; an archive must have one file."""
+    """Return a stream of the decompressed content of `raw`, an open file; an archive must have one
+    file.
+    """
     if codec == "zip":
         return _only_member(zipfile.ZipFile(raw), path)
     if codec == "xz":
@@ -120,9 +143,10 @@ def decompressed_stream(raw: IO[bytes], path: str, codec: str) -> Any:
 
 def _only_member(archive: zipfile.ZipFile, path: str) -> IO[bytes]:
     members = [
-        member for member in archive.infolist()
+        member
+        for member in archive.infolist()
         if not (member.is_dir() or member.filename.startswith("__MACOSX/") or "/." in f"/{member.filename}")
-    ]  # fmt: skip
+    ]
     names = [member.filename for member in members]
     if "[Content_Types].xml" in names:
         raise DataError(f"{path}: an Excel workbook, {_SUPPORTED}; save the sheet as CSV in UTF-8")

@@ -1,4 +1,6 @@
-"""Parquet and Arrow logs with the columns that the schema of a recipe names, read in batches of rows."""
+"""Parquet and Arrow logs with the columns that the schema of a recipe names, read in batches of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class ParquetSource:
 
     divisible = True
 
-    def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow | None, view: View | None = None) -> None:
+    def __init__(
+        self, config: ParquetConfig, on_bad_row: OnBadRow | None, view: View | None = None
+    ) -> None:
         self._view = view or View(schema=config.schema)
         self.schema = self._view.schema
         self._on_bad_row = on_bad_row
@@ -61,7 +65,11 @@ class ParquetSource:
             rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
             path = self._files[piece.file].path
             converter = Converter(
-                path, rows, bad, optional_user=self._view.optional_user, optional_label=self._view.optional_label
+                path,
+                rows,
+                bad,
+                optional_user=self._view.optional_user,
+                optional_label=self._view.optional_label,
             )
             yield Chunk(
                 index=piece.index,
@@ -99,7 +107,8 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 def parquet_pieces(
     files: tuple[InputFile, ...], columns: list[str], share: ChunkShare = ALL_CHUNKS
 ) -> Iterator[FileSlice]:
-    """Yield the pieces of a share. A piece is a part of a large row group, or several small row groups.
+    """Yield the pieces of a share. A piece is a part of a large row group, or several small row
+    groups.
 
     Row groups without a piece in the share are not read.
     """
@@ -109,10 +118,17 @@ def parquet_pieces(
             reader = open_table(raw, file)
             if not reader.rows and len(files) == 1:
                 raise no_rows(file)
-            for ordinal, row_groups in enumerate(_group_ranges(reader, file.path) if share.has_file(number) else ()):
-                first_row, indexes = row_groups.first_row, [chunk_index(number, piece) for piece in row_groups.pieces]
+            for ordinal, row_groups in enumerate(
+                _group_ranges(reader, file.path) if share.has_file(number) else ()
+            ):
+                first_row, indexes = (
+                    row_groups.first_row,
+                    [chunk_index(number, piece) for piece in row_groups.pieces],
+                )
                 is_needed = [share.has(index, number, ordinal) for index in indexes]
-                frames = _frames(reader, file.path, row_groups, columns, types) if any(is_needed) else iter(())
+                frames = (
+                    _frames(reader, file.path, row_groups, columns, types) if any(is_needed) else iter(())
+                )
                 for frame, index, needed in zip(frames, indexes, is_needed, strict=False):
                     last_row = first_row + frame.height
                     if needed:
@@ -129,7 +145,9 @@ def parquet_pieces(
 
 @dataclass(frozen=True, kw_only=True)
 class _GroupRange:
-    """Row groups that are read together: a large one in several pieces, or small ones in one piece."""
+    """Row groups that are read together: a large one in several pieces, or small ones in one
+    piece.
+    """
 
     groups: range
     first_row: int
@@ -147,19 +165,31 @@ def _group_ranges(reader: TableFile, path: str) -> Iterator[_GroupRange]:
     sizes = reader.group_rows
     if min(sizes, default=0) < 0 or sum(sizes) != reader.rows:
         raise DataError(f"{path}: damaged (its footer counts more or fewer rows than its row groups have)")
-    first, first_row, rows, piece = 0, 0, 0, 0
+    first = 0
+    first_row = 0
+    rows = 0
+    piece = 0
     for group, size in enumerate([*sizes, _CHUNK_ROWS]):
         if rows and rows + size > _CHUNK_ROWS:
             pieces = range(piece, piece - (-rows // _CHUNK_ROWS))
             yield _GroupRange(groups=range(first, group), first_row=first_row, rows=rows, pieces=pieces)
-            first, first_row, rows, piece = group, first_row + rows, 0, pieces.stop
+            first = group
+            first_row = first_row + rows
+            rows = 0
+            piece = pieces.stop
         rows += size
 
 
 def _frames(
-    reader: TableFile, path: str, row_groups: _GroupRange, columns: list[str], types: Mapping[str, pa.DataType]
+    reader: TableFile,
+    path: str,
+    row_groups: _GroupRange,
+    columns: list[str],
+    types: Mapping[str, pa.DataType],
 ) -> Iterator[pl.DataFrame]:
-    """Read the pieces one after another, so that memory holds one piece and not a whole row group."""
+    """Read the pieces one after another, so that memory holds one piece and not a whole row
+    group.
+    """
     rows = 0
     try:
         for table in _tables(reader, row_groups, columns):
@@ -170,12 +200,15 @@ def _frames(
     except DAMAGE as error:
         raise _damaged(path, row_groups, _reason(error)) from error
     if rows != row_groups.rows:
-        raise _damaged(path, row_groups, f"damaged (it has {rows:,} rows, and {row_groups.rows:,} by its footer)")
+        raise _damaged(
+            path, row_groups, f"damaged (it has {rows:,} rows, and {row_groups.rows:,} by its footer)"
+        )
 
 
 def _tables(reader: TableFile, row_groups: _GroupRange, columns: list[str]) -> Iterator[pa.Table]:
     if len(row_groups.pieces) == 1:
-        # Row groups are read one by one, because pyarrow cannot read dictionary-encoded lists of text from several.
+        # Row groups are read one by one, because pyarrow cannot read dictionary-encoded lists of
+        # text from several.
         yield pa.concat_tables(reader.read_group(group, columns) for group in row_groups.groups)
         return
     batches: list[pa.RecordBatch] = []
@@ -190,17 +223,23 @@ def _tables(reader: TableFile, row_groups: _GroupRange, columns: list[str]) -> I
 
 def _damaged(path: str, row_groups: _GroupRange, fault: str) -> DataError:
     first, last = row_groups.groups[0], row_groups.groups[-1]
-    return DataError(f"{path}, row group{f' {first}' if first == last else f's {first} to {last}'}: {fault}")
+    return DataError(
+        f"{path}, row group{f' {first}' if first == last else f's {first} to {last}'}: {fault}"
+    )
 
 
 def _reason(error: BaseException) -> str:
     if "Expected all lists to be of size" in str(error):
-        return f"pyarrow {pa.__version__} cannot read fixed-size lists if some are null; install pyarrow>=26"
+        return (
+            f"pyarrow {pa.__version__} cannot read fixed-size lists if some are null; install pyarrow>=26"
+        )
     return f"damaged ({error})"
 
 
 def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
-    """Yield path and schema of each file with rows. Without rows, the types of columns are arbitrary."""
+    """Yield path and schema of each file with rows. Without rows, the types of columns are
+    arbitrary.
+    """
     for file in files:
         with file.open() as raw:
             reader = open_table(raw, file)
@@ -214,7 +253,8 @@ def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]])
     Raises
     ------
     DataError
-        If a file lacks a column, has it twice, or has other kinds of values in it than earlier files.
+        If a file lacks a column, has it twice, or has other kinds of values in it than earlier
+        files.
     """
     first: dict[str, tuple[pa.DataType, str]] = {}
     for path, schema in schemas:
@@ -227,21 +267,26 @@ def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]])
             expected, first_path = first.setdefault(name, (kind, path))
             if _value_kind(kind) != _value_kind(expected):
                 raise DataError(
-                    f"{path}: column {name!r} is {kind}, but {expected} in {first_path}; convert one of them"
+                    f"{path}: column {name!r} is {kind}, but {expected} in "
+                    f"{first_path}; convert one of them"
                 )
     return {
-        name: kind.value_type if pa.types.is_dictionary(kind) else _plain(kind) for name, (kind, _) in first.items()
+        name: kind.value_type if pa.types.is_dictionary(kind) else _plain(kind)
+        for name, (kind, _) in first.items()
     }
 
 
 def to_frame(table: pa.Table, types: Mapping[str, pa.DataType]) -> pl.DataFrame:
-    """Convert a table to a frame. If a column has only nulls and no type, it gets its type in `types`."""
+    """Convert a table to a frame. If a column has only nulls and no type, it gets its type in
+    `types`.
+    """
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         stored = column.type
         kind = types.get(name, stored) if _value_kind(stored) is None else _plain(stored)
         columns.append(column if kind is stored else column.cast(kind))
-    # The schema's metadata is removed, because Polars panics if it is not UTF-8, and a name may end at a zero byte.
+    # The schema's metadata is removed, because Polars panics if it is not UTF-8, and a name may end
+    # at a zero byte.
     frame = pl.from_arrow(pa.Table.from_arrays(columns, names=[*map(str, range(len(columns)))]))
     assert isinstance(frame, pl.DataFrame)
     frame.columns = table.column_names
@@ -249,7 +294,9 @@ def to_frame(table: pa.Table, types: Mapping[str, pa.DataType]) -> pl.DataFrame:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Polars can read: no 256-bit decimals, fixed-size lists, or metadata of lists."""
+    """Return the type that Polars can read: no 256-bit decimals, fixed-size lists, or metadata of
+    lists.
+    """
     if pa.types.is_decimal256(kind):
         return pa.decimal128(38, kind.scale)
     if pa.types.is_fixed_size_list(kind):  # Polars cannot read a slice of them with nulls
@@ -263,8 +310,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _value_kind(kind: pa.DataType) -> Literal["text", "unsigned", "other"] | None:
     """Return the kind of values; None for a column of nulls.
 
-    Text and numbers that look alike are different values, and no integer type holds both negative numbers and numbers
-    from 2^63.
+    Text and numbers that look alike are different values, and no integer type holds both negative
+    numbers and numbers from 2^63.
     """
     while hasattr(kind, "value_type"):  # dictionaries and lists
         kind = kind.value_type

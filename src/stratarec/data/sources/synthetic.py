@@ -1,10 +1,12 @@
-"""A generated log with the columns of Criteo's: skewed tables, sessions, and a true model that can be learned.
+"""A generated log with the columns of Criteo's: skewed tables, sessions, and a true model that can
+be learned.
 
-Every chunk is a function of the configuration and of the chunk's number. Rows of a table of R rows are drawn as
-``floor(R * u ** a)`` with u uniform in [0, 1). For any R, the first share q of the rows then gets a share ``q ** (1 /
-a)`` of the accesses; a is chosen so that 6.8 % of the rows get 76 % (as published for Criteo in FAE, arXiv 2103.00686).
-The click probability comes from a factorization machine over latent vectors of all rows, with first-order effects and
-the dense columns as further terms. So a model with interactions scores better than one without. With
+Every chunk is a function of the configuration and of the chunk's number. Rows of a table of R rows
+are drawn as ``floor(R * u ** a)`` with u uniform in [0, 1). For any R, the first share q of the
+rows then gets a share ``q ** (1 / a)`` of the accesses; a is chosen so that 6.8 % of the rows get
+76 % (as published for Criteo in FAE, arXiv 2103.00686). The click probability comes from a
+factorization machine over latent vectors of all rows, with first-order effects and the dense
+columns as further terms. So a model with interactions scores better than one without. With
 `SyntheticConfig.blocks`, only features in the same block interact."""
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ HOT_ROWS, HOT_ACCESSES = 0.068, 0.76
 EXPONENT = math.log(HOT_ROWS) / math.log(HOT_ACCESSES)
 DENSE = 13
 _CHUNK = 1 << 17
-# Seeds of the pilot sample and of the assignment of features to blocks. They are larger than all chunk numbers,
-# which serve as seeds of chunks.
+# Seeds of the pilot sample and of the assignment of features to blocks. They are larger than all
+# chunk numbers, which serve as seeds of chunks.
 _PILOT_SEED, _BLOCK_SEED = 1 << 40, 1 << 41
 _PILOT = 1 << 15
 _LATENT = 4
-# Features 0 to 15 describe the user and the session; the others change with every sample, like items.
+# Features 0 to 15 describe the user and the session; the others change with every sample, like
+# items.
 _CONTEXT_FEATURES = 16
 # Features with missing values, as in real logs.
 _MISSING_SPARSE = (2, 21)
@@ -55,7 +58,9 @@ class SyntheticConfig(LogConfig):
     samples: int = 1_000_000
     """Number of rows of the log."""
     scale: float = 0.01
-    """Factor on Criteo's 26 table sizes. A table has at least 3 rows, or its original size if that is smaller."""
+    """Factor on Criteo's 26 table sizes. A table has at least 3 rows, or its original size if that
+    is smaller.
+    """
     max_rows: int = 0
     """Maximum number of rows of a table; 0 for no maximum."""
     click_rate: float = 0.25
@@ -69,16 +74,25 @@ class SyntheticConfig(LogConfig):
     missing: float = 0.1
     """Probability that a value is missing, in the columns with missing values."""
     blocks: int = 0
-    """Number of blocks, to which features are assigned at random; block sizes differ by at most one. Only features in
-    the same block interact. 0 lets all pairs of features interact; the total strength of interactions is the same."""
+    """Number of blocks, to which features are assigned at random; block sizes differ by at most
+    one. Only features in the same block interact. 0 lets all pairs of features interact; the total
+    strength of interactions is the same."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(
-            self, "data.source.", samples="[1, inf)", scale="(0, 100]", max_rows="[0, inf)", click_rate="(0, 1)",
-            signal="[0, inf)", session_length="[1, inf)", session_keep="[0, 1]", missing="[0, 1)",
+            self,
+            "data.source.",
+            samples="[1, inf)",
+            scale="(0, 100]",
+            max_rows="[0, inf)",
+            click_rate="(0, 1)",
+            signal="[0, inf)",
+            session_length="[1, inf)",
+            session_keep="[0, 1]",
+            missing="[0, 1)",
             blocks=f"[0, {_MOST_BLOCKS}]",
-        )  # fmt: skip
+        )
         check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:
@@ -87,7 +101,9 @@ class SyntheticConfig(LogConfig):
         return tuple(min(max(int(rows * self.scale), min(rows, 3)), cap) for rows in CRITEO_ROWS)
 
     def feature_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Return the features (0 to 25) of each block; one block with all features if `blocks` is 0."""
+        """Return the features (0 to 25) of each block; one block with all features if `blocks` is
+        0.
+        """
         features = np.arange(len(CRITEO_ROWS))
         if not self.blocks:
             return (tuple(features.tolist()),)
@@ -130,8 +146,8 @@ class SyntheticSource:
             yield Chunk(index=index, file=0, frame=frame, bytes_done=first + count)
 
     def truth(self, index: int, count: int) -> pl.DataFrame:
-        """Generate a chunk with two more columns: the true click `probability`, and `additive`, the log-odds without
-        interactions."""
+        """Generate a chunk with two more columns: the true click `probability`, and `additive`, the
+        log-odds without interactions."""
         draws = np.random.default_rng([self._config.seed, index])
         session = self._sessions(draws, count)
         rows = self._draw_rows(draws, session)
@@ -149,10 +165,14 @@ class SyntheticSource:
             missing = draws.random(count) < (self._config.missing if i in _MISSING_SPARSE else 0)
             columns[f"C{i + 1}"] = pl.Series(self._names(rows[i], i)).set(pl.Series(missing), None)
         number = session + index * _CHUNK
-        columns["time"] = pl.Series(1_700_000_000 + 30 * number + np.arange(count) - np.searchsorted(session, session))
+        columns["time"] = pl.Series(
+            1_700_000_000 + 30 * number + np.arange(count) - np.searchsorted(session, session)
+        )
         columns["session"] = pl.Series(number)
         users = max(self._config.samples // 40, 1)
-        columns["user"] = pl.Series((mix_array(number.astype(np.uint64)) % np.uint64(users)).astype(np.int64))
+        columns["user"] = pl.Series(
+            (mix_array(number.astype(np.uint64)) % np.uint64(users)).astype(np.int64)
+        )
         columns["probability"] = pl.Series(probability)
         columns["additive"] = pl.Series(additive)
         return pl.DataFrame(columns)
@@ -177,7 +197,9 @@ class SyntheticSource:
         return columns
 
     def _names(self, rows: NDArray[np.int64], feature: int) -> NDArray[np.int64]:
-        """Return raw values: popularity ranks, scrambled so that only counting shows which values are popular."""
+        """Return raw values: popularity ranks, scrambled so that only counting shows which values
+        are popular.
+        """
         keys = rows.astype(np.uint64) + np.uint64((feature + 1) << 40)
         return mix_array(keys).astype(np.int64)
 
@@ -204,7 +226,9 @@ class SyntheticSource:
 
     @cached_property
     def _calibration(self) -> tuple[float, float, float]:
-        """Return the center, gain and bias with which a pilot sample has the configured `signal` and `click_rate`."""
+        """Return the center, gain and bias with which a pilot sample has the configured `signal`
+        and `click_rate`.
+        """
         draws = np.random.default_rng([self._config.seed, _PILOT_SEED])
         rows = self._draw_rows(draws, np.arange(_PILOT))
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (_PILOT, DENSE)))).astype(np.float32)

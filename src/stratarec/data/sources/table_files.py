@@ -32,7 +32,9 @@ class TableFile(Protocol):
     def batches(
         self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some groups in batches of at most `rows` rows; by default all columns."""
+        """Yield the rows of some groups in batches of at most `rows` rows; by default all
+        columns.
+        """
         ...
 
 
@@ -40,7 +42,8 @@ class _ParquetFile:
     def __init__(self, raw: IO[bytes]) -> None:
         self._file = pq.ParquetFile(raw)
         metadata = self._file.metadata
-        self.schema, self.rows = self._file.schema_arrow, int(metadata.num_rows)
+        self.schema = self._file.schema_arrow
+        self.rows = int(metadata.num_rows)
         self.group_rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
     def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
@@ -49,11 +52,15 @@ class _ParquetFile:
     def batches(
         self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(rows, list(groups), columns if columns is None else list(columns))
+        yield from self._file.iter_batches(
+            rows, list(groups), columns if columns is None else list(columns)
+        )
 
 
 class _ArrowFile:
-    """An Arrow file, whose row groups are its record batches. Memory holds the columns of one record batch."""
+    """An Arrow file, whose row groups are its record batches. Memory holds the columns of one
+    record batch.
+    """
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -74,7 +81,9 @@ class _ArrowFile:
     def batches(
         self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        reader = self._open(None if columns is None else [self.schema.get_field_index(name) for name in columns])
+        reader = self._open(
+            None if columns is None else [self.schema.get_field_index(name) for name in columns]
+        )
         for group in groups:
             batch = reader.get_batch(group)
             batch.validate(full=True)  # Arrow does not check offsets, which would address other memory
@@ -84,7 +93,9 @@ class _ArrowFile:
 
 
 def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
-    """Return the reader of an open file. Raises `DataError` if it is neither a Parquet nor an Arrow file."""
+    """Return the reader of an open file. Raises `DataError` if it is neither a Parquet nor an Arrow
+    file.
+    """
     front = raw.read(FRONT_BYTES)
     raw.seek(0)
     refuse_foreign(front, file.path)
@@ -94,5 +105,7 @@ def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
         reader.schema.names  # decodes them  # noqa: B018
     except DAMAGE as error:
         kind = "a Parquet" if name == "Parquet" else "an Arrow"
-        raise DataError(f"{file.path}: not {kind} file, or damaged ({error}); write it again as {name}") from error
+        raise DataError(
+            f"{file.path}: not {kind} file, or damaged ({error}); write it again as {name}"
+        ) from error
     return reader

@@ -1,13 +1,14 @@
-"""Text logs of any size: files are cut into chunks of whole lines, which are parsed as delimited text or JSON lines.
+"""Text logs of any size: files are cut into chunks of whole lines, which are parsed as delimited
+text or JSON lines.
 
-Delimited text is cut at line ends outside of quotes (after an even number of quotes), JSON lines at every line end.
-Memory is limited by the longest allowed line. Lines are counted from 1. Damage to a file itself, such as a truncated
-gzip, is always an error.
+Delimited text is cut at line ends outside of quotes (after an even number of quotes), JSON lines at
+every line end. Memory is limited by the longest allowed line. Lines are counted from 1. Damage to a
+file itself, such as a truncated gzip, is always an error.
 
-Polars parses the chunks. If a value does not fit the type of its column, the chunk is read again as text. Polars also
-accepts records that end early, and fills them with nulls. Such records are detected by counting delimiters, and the
-chunk is then split by record. A quote that is never closed is an error even if bad rows are skipped, because it is
-unknown how many rows it covers.
+Polars parses the chunks. If a value does not fit the type of its column, the chunk is read again as
+text. Polars also accepts records that end early, and fills them with nulls. Such records are
+detected by counting delimiters, and the chunk is then split by record. A quote that is never closed
+is an error even if bad rows are skipped, because it is unknown how many rows it covers.
 """
 
 from __future__ import annotations
@@ -48,21 +49,23 @@ _MAX_HEADER_BYTES = 1 << 20
 _NAME_LINES = 1000
 # Maximum number of records, and of their bytes, that show whether a file has a header and labels.
 _RECORDS, _RECORD_BYTES = 100, 1 << 20
-# Byte order marks of UTF-16 and UTF-32. The longer marks are first, because they begin like the shorter ones.
+# Byte order marks of UTF-16 and UTF-32. The longer marks are first, because they begin like the
+# shorter ones.
 _WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# Bytes that text has in no encoding of one byte. Hive separates fields by bytes 1 to 3, and DOS ends files with 26.
+# Bytes that text has in no encoding of one byte. Hive separates fields by bytes 1 to 3, and DOS
+# ends files with 26.
 _BINARY = re.compile(rb"[\x00\x04-\x08\x0e-\x19]")
 _HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 # Text of each fault of `kernels.csv_records`.
 _FAULTS = (
     "",
-    "a quote in the middle of a field; if quotes are text in this log, write them doubled in a quoted field, or set "
-    "data.source.quote to ''",
+    "a quote in the middle of a field; if quotes are text in this log, write them doubled in a quoted "
+    "field, or set data.source.quote to ''",
     "a carriage return inside the line",
 )
 _JSON_TYPES = {list: "a list", dict: "an object", str: "text", bool: "a truth value", type(None): "null"}
@@ -87,16 +90,20 @@ class TextChunk:
 def read_chunks(
     file: InputFile, chunk_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
 ) -> Iterator[TextChunk]:
-    """Yield the content of a file, converted to UTF-8, as chunks that end at line ends outside of quotes.
+    """Yield the content of a file, converted to UTF-8, as chunks that end at line ends outside of
+    quotes.
 
     Raises
     ------
     DataError
         If the file is damaged or not in `encoding`, or if a line is longer than `max_line_bytes`.
     """
-    # Pieces of a line whose end was not read yet. They are joined once, because joining each piece would copy
-    # all earlier pieces again.
-    line, pending, pending_bytes, in_quotes = 1, [b""], 0, False
+    # Pieces of a line whose end was not read yet. They are joined once, because joining each piece
+    # would copy all earlier pieces again.
+    line = 1
+    pending = [b""]
+    pending_bytes = 0
+    in_quotes = False
     with file.open() as raw:
         for data in _text(raw, file, chunk_bytes, encoding):
             cut, in_quotes = _last_line_end(data, quote, in_quotes)
@@ -105,7 +112,9 @@ def read_chunks(
                 content = data if is_whole else b"".join([*pending, memoryview(data)[:cut]])
                 _check_line_lengths(content, file.path, line, max_line_bytes)
                 lines = _count_byte(content, "\n")
-                yield TextChunk(first_line=line, content=content, bytes_done=min(raw.tell(), file.size), lines=lines)
+                yield TextChunk(
+                    first_line=line, content=content, bytes_done=min(raw.tell(), file.size), lines=lines
+                )
                 line += lines
                 pending, pending_bytes = [], 0
             pending.append(data[cut:])
@@ -116,11 +125,15 @@ def read_chunks(
                 raise _line_too_long(file.path, line, max_line_bytes)
     if pending_bytes or line == 1:
         content = b"".join([*pending, b"\n"]) if pending_bytes else b""
-        yield TextChunk(first_line=line, content=content, bytes_done=file.size, lines=_count_byte(content, "\n"))
+        yield TextChunk(
+            first_line=line, content=content, bytes_done=file.size, lines=_count_byte(content, "\n")
+        )
 
 
 def _count_byte(content: bytes, mark: str) -> int:
-    """Count an ASCII character in `content`. For frequent characters, `bytes.count` would take ten times as long."""
+    """Count an ASCII character in `content`. For frequent characters, `bytes.count` would take ten
+    times as long.
+    """
     data, equal, count = np.frombuffer(content, dtype=np.uint8), np.empty(_COMPARE_BYTES, dtype=bool), 0
     for first in range(0, len(data), _COMPARE_BYTES):
         piece = data[first : first + _COMPARE_BYTES]
@@ -129,18 +142,21 @@ def _count_byte(content: bytes, mark: str) -> int:
 
 
 def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
-    """Estimate the number of rows of all files from the first chunk. Compressed text is assumed to be four times as
-    large when decompressed."""
+    """Estimate the number of rows of all files from the first chunk. Compressed text is assumed to
+    be four times as large when decompressed."""
     for file in files:
         front = next(read_chunks(file, 1 << 20, max_line_bytes, encoding=encoding)).content
         if front:
-            text_bytes = sum(file.size for file in files) * (4 if compression_of(file.front(), file.path) else 1)
+            text_bytes = sum(file.size for file in files) * (
+                4 if compression_of(file.front(), file.path) else 1
+            )
             return max(int(text_bytes / (len(front) / max(front.count(b"\n"), 1))), 1)
     return 1
 
 
 def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, bool]:
-    """Return the position after the last line end outside of quotes, and whether `data` ends inside quotes.
+    """Return the position after the last line end outside of quotes, and whether `data` ends inside
+    quotes.
 
     `in_quotes` says whether `data` begins inside quotes.
     """
@@ -180,8 +196,8 @@ def _unclosed_quote(path: str, line: int, content: bytes, quote: str) -> DataErr
 def _opening_quote(content: bytes, quote: bytes) -> int:
     """Return the position of the quote that is not closed.
 
-    Quotes are paired in order. If text follows a closing quote inside the same field, the pair's first quote is
-    returned; otherwise the quote without a partner.
+    Quotes are paired in order. If text follows a closing quote inside the same field, the pair's
+    first quote is returned; otherwise the quote without a partner.
     """
     ends, opening, place = (quote, b"", *(bytes([mark]) for mark in b",;|\t\r\n")), 0, content.find(quote)
     while place >= 0:
@@ -212,7 +228,9 @@ def _text(raw: IO[bytes], file: InputFile, chunk_bytes: int, encoding: str) -> I
 
 
 def _check_front(front: bytes, path: str, encoding: str) -> None:
-    """Refuse a file whose first bytes show that it is not text in `encoding` with lines that end in a line feed."""
+    """Refuse a file whose first bytes show that it is not text in `encoding` with lines that end in
+    a line feed.
+    """
     if encoding != "utf-8":
         return
     wide, zero = _wide_encoding(front), front.find(b"\0", 0, _SEARCH_BYTES)
@@ -221,7 +239,9 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
     if wide:
         raise DataError(f"{path}, {place}: {wide.upper()} text, expected UTF-8; {_reencode(wide)}")
     if zero >= 0:
-        raise DataError(f"{path}, {place}: a zero byte, expected text in UTF-8; write the log without zero bytes")
+        raise DataError(
+            f"{path}, {place}: a zero byte, expected text in UTF-8; write the log without zero bytes"
+        )
     if b"\r" in front and b"\n" not in front:
         raise DataError(
             f"{path}, line 1: lines end in a carriage return alone, expected a line feed; convert the log: "
@@ -230,7 +250,9 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
 
 
 def _wide_encoding(front: bytes) -> str:
-    """Return the encoding of text in UTF-16 or UTF-32, given its first bytes; an empty string for other text."""
+    """Return the encoding of text in UTF-16 or UTF-32, given its first bytes; an empty string for
+    other text.
+    """
     wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
     zeros = [front[parity:_SEARCH_BYTES:2].count(0) * 3 for parity in (0, 1)]
     if not wide and min(zeros) < len(front[:_SEARCH_BYTES]) // 2 < max(zeros):
@@ -248,10 +270,14 @@ def wide_encoding(file: InputFile) -> str:
 def narrow_encoding(content: bytes) -> str:
     """Return the encoding of text: UTF-8, or a western European one if the bytes show it.
 
-    Text in UTF-8 with some damaged bytes is still UTF-8. Bytes above 127 are single letters in western European words,
-    and adjacent in other alphabets, whose encoding the bytes do not show.
+    Text in UTF-8 with some damaged bytes is still UTF-8. Bytes above 127 are single letters in
+    western European words, and adjacent in other alphabets, whose encoding the bytes do not show.
     """
-    if not utf8_fault(content) or not content.decode("utf-8", "ignore").isascii() or _BINARY.search(content):
+    if (
+        not utf8_fault(content)
+        or not content.decode("utf-8", "ignore").isascii()
+        or _BINARY.search(content)
+    ):
         return "utf-8"
     lengths = list(map(len, _HIGH_BYTES.findall(content)))
     if 2 * sum(length for length in lengths if length > 1) > sum(lengths):
@@ -330,8 +356,9 @@ class Delimited:
     def parse(self, content: bytes, numbers: range, types: ColumnTypes, bad: BadRows) -> Parsed:
         """Parse a chunk. Return its columns, and the line number of each row.
 
-        Columns have the `types`, or are all text if a value does not fit its type. `numbers` are the numbers of the
-        lines in `content`. Malformed records are added to `bad`; empty lines are ignored.
+        Columns have the `types`, or are all text if a value does not fit its type. `numbers` are
+        the numbers of the lines in `content`. Malformed records are added to `bad`; empty lines are
+        ignored.
         """
         if self._is_plain(content, len(numbers)):
             frame = self._read_rows(content, types, len(numbers))
@@ -340,11 +367,15 @@ class Delimited:
         return self._parse_records(content, numbers.start, types, bad)
 
     def has_leading_zeros(self, content: bytes) -> bool:
-        """Whether a field may have leading zeros, such as 007, which Polars would read as the integer 7."""
+        """Whether a field may have leading zeros, such as 007, which Polars would read as the
+        integer 7.
+        """
         return has_leading_zeros(content, self.delimiter, self.quote)
 
     def _is_plain(self, content: bytes, lines: int) -> bool:
-        """Whether nothing is quoted and there are enough delimiters. (Polars refuses records with too many fields.)"""
+        """Whether nothing is quoted and there are enough delimiters. (Polars refuses records with
+        too many fields.)
+        """
         if len(self.names) == 1 or b"\r" in content or self._is_quoted(content):
             return False
         return _count_byte(content, self.delimiter) == lines * (len(self.names) - 1)
@@ -364,7 +395,9 @@ class Delimited:
         end = int(records.ends[-1]) if len(lines) else 0
         if end < len(content):
             bad.raise_first()  # a stray quote in an earlier line may have opened this one
-            raise _unclosed_quote(self.path, first_line + content.count(b"\n", 0, end), content[end:], self.quote)
+            raise _unclosed_quote(
+                self.path, first_line + content.count(b"\n", 0, end), content[end:], self.quote
+            )
         content, lines = _select_records(content, records.ends, is_good), lines[is_good]
         frame = self._read_rows(content, types, len(lines))
         if frame is not None:
@@ -376,12 +409,15 @@ class Delimited:
         return frame, lines
 
     def _split(self, content: bytes) -> Records:
-        from stratarec.kernels.csv_records import split  # Numba takes a second to load, and most logs do not need it
+        # Numba takes a second to load, and most logs do not need it
+        from stratarec.kernels.csv_records import split
 
         quote = ord(self.quote) if self.quote else -1
         return split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
 
-    def _decodable(self, content: bytes, lines: NDArray[np.int64], bad: BadRows) -> tuple[bytes, NDArray[np.int64]]:
+    def _decodable(
+        self, content: bytes, lines: NDArray[np.int64], bad: BadRows
+    ) -> tuple[bytes, NDArray[np.int64]]:
         """Remove records that are not valid UTF-8, and add them to `bad`."""
         ends = self._split(content).ends
         is_good = np.ones(len(ends), dtype=bool)
@@ -392,7 +428,9 @@ class Delimited:
         return _select_records(content, ends, is_good), lines[is_good]
 
     def _read_rows(self, content: bytes, types: ColumnTypes, rows: int) -> pl.DataFrame | None:
-        """Parse `rows` records. If a value does not fit its type, all columns are text. None if Polars reads others."""
+        """Parse `rows` records. If a value does not fit its type, all columns are text. None if
+        Polars reads others.
+        """
         for column_types in (types, dict.fromkeys(types, pl.String)):
             frame = self._read(content, column_types)
             if frame is not None and frame.height == rows:
@@ -421,17 +459,23 @@ class Delimited:
         if is_quoted:
             # An empty field is missing, whether or not it is in quotes.
             frame = frame.with_columns(
-                column.set(column == "", None) for column in frame.iter_columns() if column.dtype == pl.String
+                column.set(column == "", None)
+                for column in frame.iter_columns()
+                if column.dtype == pl.String
             )
         return frame
 
 
 def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
-    """Return the field names in the first record, stripped, and the numbers of bytes and lines of the record."""
+    """Return the field names in the first record, stripped, and the numbers of bytes and lines of
+    the record.
+    """
     front = content[:_MAX_HEADER_BYTES]
     end = _first_record_end(front, quote.encode())
     if not end:
-        raise DataError(f"{path}, line 1: the first record exceeds {_MAX_HEADER_BYTES:,} bytes; check the format")
+        raise DataError(
+            f"{path}, line 1: the first record exceeds {_MAX_HEADER_BYTES:,} bytes; check the format"
+        )
     try:
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -444,7 +488,9 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
 
 
 def first_records(content: bytes, delimiter: str, quote: str = '"') -> list[list[str]]:
-    """Return the fields of the first records, stripped; fewer if one cannot be read, such as a very long one."""
+    """Return the fields of the first records, stripped; fewer if one cannot be read, such as a very
+    long one.
+    """
     lines, records = io.StringIO(content[:_RECORD_BYTES].decode("utf-8", "replace")), list[list[str]]()
     with suppress(csv.Error):
         for record in islice(csv.reader(lines, delimiter=delimiter, **_quoting(quote)), _RECORDS):
@@ -467,9 +513,11 @@ def _first_record_end(content: bytes, quote: bytes) -> int:
 
 
 def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
-    """Whether a field may start with a zero and another digit, such as 007 or -07; blanks may come first.
+    """Whether a field may start with a zero and another digit, such as 007 or -07; blanks may come
+    first.
 
-    May also be true for other text, because every byte up to ``-`` (45) before the zero counts as a blank or a sign.
+    May also be true for other text, because every byte up to ``-`` (45) before the zero counts as a
+    blank or a sign.
     """
     # The first field is treated as if a line end preceded it.
     front = np.frombuffer(b"\n\n" + content[:3], dtype=np.uint8)
@@ -511,8 +559,8 @@ class JsonLines:
     def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
         """Parse a chunk. Return the columns `names` as text, and the line number of each row.
 
-        `numbers` are the numbers of the lines in `content`. A line is added to `bad` if it is not a JSON object, or has
-        a list or an object in place of a single value. Empty lines are ignored.
+        `numbers` are the numbers of the lines in `content`. A line is added to `bad` if it is not a
+        JSON object, or has a list or an object in place of a single value. Empty lines are ignored.
         """
         lines = np.arange(numbers.start, numbers.stop, dtype=np.int64)
         frame = self._read(content, names)
@@ -524,7 +572,9 @@ class JsonLines:
         return frame, lines
 
     def with_lists(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the frame with lists instead of their JSON text. Separators of the schema are not used for them."""
+        """Return the frame with lists instead of their JSON text. Separators of the schema are not
+        used for them.
+        """
         for name in self.lists & set(frame.columns):
             lists, is_list = lists_from_text(frame[name], "")
             if is_list.fill_null(True).all():
@@ -532,8 +582,12 @@ class JsonLines:
         return frame
 
     def _may_have_nested(self, frame: pl.DataFrame) -> bool:
-        """Whether some text may be a list or an object of the file that Polars converted to text."""
-        return any(frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists)
+        """Whether some text may be a list or an object of the file that Polars converted to
+        text.
+        """
+        return any(
+            frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists
+        )
 
     def _good_lines(
         self, content: bytes, lines: NDArray[np.int64], names: tuple[str, ...], bad: BadRows
@@ -573,7 +627,9 @@ class JsonLines:
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
         nulls = ("", *self.nulls)
-        return frame.select(column.set(column.is_in(nulls).fill_null(False), None) for column in frame.iter_columns())
+        return frame.select(
+            column.set(column.is_in(nulls).fill_null(False), None) for column in frame.iter_columns()
+        )
 
 
 def check_json_lines(content: bytes, path: str) -> None:
@@ -586,7 +642,8 @@ def check_json_lines(content: bytes, path: str) -> None:
 
 
 def first_json_values(content: bytes, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return name -> first value that is not null, for the fields in the first lines, in order of appearance.
+    """Return name -> first value that is not null, for the fields in the first lines, in order of
+    appearance.
 
     Fields of `names` that the first lines lack are searched in all lines.
     """

@@ -1,9 +1,9 @@
 """Level 0: slots of float32 rows that are trained in place, behind one interface for every device.
 
-All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints and the `nn.Module`
-use slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that is completely in level
-0 a slot is a row; under a cache, rows are fetched into a slot and evicted from it. `Level0` allocates slots on a
-device.
+All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints
+and the `nn.Module` use slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays.
+For a table that is completely in level 0 a slot is a row; under a cache, rows are fetched into a
+slot and evicted from it. `Level0` allocates slots on a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Level0(SlotDevice):
 
     def __init__(self, device: torch.device = CPU) -> None:
         if device.type not in MEMORIES:
-            raise ConfigError(f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}")
+            raise ConfigError(
+                f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}"
+            )
         super().__init__(device)
 
     def slots(self, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:

@@ -30,7 +30,9 @@ from stratarec.kernels.runtime.accelerator import HOST
 from stratarec.kernels.update import Gradients, Missed, RowUpdate
 
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
-"""Records in addressable memory ``[R, record_bytes]``, a bitmap of written rows, and a bitmap of changed rows."""
+"""Records in addressable memory ``[R, record_bytes]``, a bitmap of written rows, and a bitmap of
+changed rows.
+"""
 
 
 class CpuSlots(SlotMemory):
@@ -69,7 +71,9 @@ class CpuSlots(SlotMemory):
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBags:
         return StagedBags(layout, bags)
 
-    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+    def pack(
+        self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None
+    ) -> PackedBatch:
         """Copy nothing: kernels read the batch itself, and `update` groups the lookups."""
         return PackedBatch(tuple(staged))
 
@@ -86,11 +90,18 @@ class CpuSlots(SlotMemory):
         require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
         return out
 
-    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(
+        self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None
+    ) -> None:
         update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
 
     def queue_update(
-        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+        self,
+        staged: StagedBags,
+        gradients: Gradients,
+        numbers: Tensor,
+        constants: tuple[float, ...],
+        ok: Tensor,
     ) -> None:
         raise AssertionError("the host runs steps at once: `queued` is false")
 
@@ -119,7 +130,9 @@ class CpuSlots(SlotMemory):
         self._rows.copy(slots, source._rows, source_slots)
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        return named_views(self._optimizer, tuple(map(torch.from_numpy, self._rows.parts)), self.width, first, last)
+        return named_views(
+            self._optimizer, tuple(map(torch.from_numpy, self._rows.parts)), self.width, first, last
+        )
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
         part, bound = table.numbering, table.bound
@@ -135,13 +148,20 @@ class CpuSlots(SlotMemory):
             part[:] = 0
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], batch_number: int,
-    ) -> int:  # fmt: skip
+        self,
+        codec: RecordCodec,
+        slots: Indices,
+        records: Records | Tensor,
+        places: Indices,
+        keys: NDArray[np.uint64],
+        batch_number: int,
+    ) -> int:
         assert not isinstance(records, Tensor)
         return codec.encode(self._rows, slots, records, places, keys, batch_number)
 
-    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
+    def decode(
+        self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices
+    ) -> None:
         assert not isinstance(records, Tensor)
         codec.decode(records, places, self._rows, slots)
 
@@ -149,9 +169,14 @@ class CpuSlots(SlotMemory):
         cache.initialize(layout, moves, absent, self._slots, self.width)
 
     def swap(
-        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, batch_number: int,
-    ) -> tuple[int, int] | None:  # fmt: skip
+        self,
+        layout: cache.CacheLayout,
+        staging: cache.Staging,
+        workspace: cache.StageWorkspace,
+        codec: RecordCodec,
+        home: Home,
+        batch_number: int,
+    ) -> tuple[int, int] | None:
         """Write back evicted rows and read the rows that replace them.
 
         Returns table and row of an evicted row that its codec cannot represent, or None.

@@ -1,8 +1,9 @@
 """Slots in the memory of a GPU: Triton kernels for frequent operations, torch for others.
 
-Steps run on the stream on which the training thread computes, moves of rows on a stream of their own (`rings`), and
-copies on further streams. So a thread can queue work without waiting until the current step has ended. The host waits
-for the device only if it needs a result: in `encode`, `square_norms`, `weight_gradient` and for copies of rows.
+Steps run on the stream on which the training thread computes, moves of rows on a stream of their
+own (`rings`), and copies on further streams. So a thread can queue work without waiting until the
+current step has ended. The host waits for the device only if it needs a result: in `encode`,
+`square_norms`, `weight_gradient` and for copies of rows.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ from stratarec.kernels.random.reference import mix
 from stratarec.kernels.simd.vector import LANES
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, row_numbers, rules
 
-# _UNROLLED: lookups that a program reads at once. _SUMMED: lookups of a long segment whose gradients are read at once.
+# _UNROLLED: lookups that a program reads at once. _SUMMED: lookups of a long segment whose
+# gradients are read at once.
 _UNROLLED, _SUMMED = 4, 16
 _FILLED = 1 << 22
 _MASK = (1 << 64) - 1
 
 
 class Tile(NamedTuple):
-    """Rows per Triton program, its columns (the width, rounded up to a power of two), and its warps."""
+    """Rows per Triton program, its columns (the width, rounded up to a power of two), and its
+    warps.
+    """
 
     rows: int
     columns: int
@@ -58,7 +62,9 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, width: int, floats: int, rows: int, warps: int) -> Tile:
-        """Return a tile of about `floats` floats, but of at least `rows` rows as far as 1,024 floats allow."""
+        """Return a tile of about `floats` floats, but of at least `rows` rows as far as 1,024
+        floats allow.
+        """
         columns = 1 << (width - 1).bit_length()
         return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
 
@@ -69,11 +75,13 @@ class Tile(NamedTuple):
 
 
 def _longest_segment(lookups: int) -> int:
-    """Return the longest segment of lookups of one row whose gradients one program adds, in the CPU's order.
+    """Return the longest segment of lookups of one row whose gradients one program adds, in the
+    CPU's order.
 
-    The longest segment of a batch determines the time of the last program: on an H200, 64 instead of 256 took an update
-    of 106,496 lookups of a power law from 0.083 to 0.050 ms. With millions of lookups, more blocks of long segments
-    cost more than that: 8.5 million lookups took 1.37 instead of 1.19 ms.
+    The longest segment of a batch determines the time of the last program: on an H200, 64 instead
+    of 256 took an update of 106,496 lookups of a power law from 0.083 to 0.050 ms. With millions of
+    lookups, more blocks of long segments cost more than that: 8.5 million lookups took 1.37 instead
+    of 1.19 ms.
     """
     return 64 if lookups < 1 << 22 else 256
 
@@ -81,16 +89,18 @@ def _longest_segment(lookups: int) -> int:
 class DeviceSlots(SlotMemory):
     """`SlotMemory` in the memory of a GPU, with the parameters of `CpuSlots`.
 
-    Results have the same bits as with `CpuSlots`, with two exceptions. Gradients of rows that a batch looks up more
-    than 64 times (256 times in batches of 4 million lookups) are summed in another order. Sums of squares may differ
-    for rows that are wider than 256.
+    Results have the same bits as with `CpuSlots`, with two exceptions. Gradients of rows that a
+    batch looks up more than 64 times (256 times in batches of 4 million lookups) are summed in
+    another order. Sums of squares may differ for rows that are wider than 256.
     """
 
     addresses_host, queued = False, True
 
     def __init__(self, level0: SlotDevice, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
         if slots >= 1 << 31:
-            raise ConfigError(f"tables of width {width} have {slots:,} slots, expected fewer than 2^31 on a GPU")
+            raise ConfigError(
+                f"tables of width {width} have {slots:,} slots, expected fewer than 2^31 on a GPU"
+            )
         self._level0 = level0
         self._optimizer = optimizer
         self.slots = slots
@@ -99,21 +109,25 @@ class DeviceSlots(SlotMemory):
         self.transfers = level0.copies
         self._kept = optimizer.state_shape
         sizes = {
-            "weights": slots * width, "row_state": slots * self._kept["row_state"],
-            "full_state": slots * width * self._kept["full_state"], "clock": slots * self._kept["clock"],
-        }  # fmt: skip
+            "weights": slots * width,
+            "row_state": slots * self._kept["row_state"],
+            "full_state": slots * width * self._kept["full_state"],
+            "clock": slots * self._kept["clock"],
+        }
         try:
             with level0.order.rarely():
                 self._parts = tuple(
-                    torch.zeros(size, dtype=torch.int32 if name == "clock" else torch.float32, device=self._device)
+                    torch.zeros(
+                        size, dtype=torch.int32 if name == "clock" else torch.float32, device=self._device
+                    )
                     for name, size in sizes.items()
                 )
         except torch.OutOfMemoryError as error:
             raise self._too_large(4 * sum(sizes.values())) from error
         if ROW_OPTIMIZERS[optimizer.kind].update is not None:
             raise ConfigError(
-                f"train.embedding.kind is {optimizer.kind}, which does not run on a GPU: set memory.hbm to 0, "
-                "or another optimizer"
+                f"train.embedding.kind is {optimizer.kind}, which does not run on a GPU: set memory.hbm to "
+                "0, or another optimizer"
             )
         self._order = level0.order
         self._kind = rules.KINDS[optimizer.kind]
@@ -128,8 +142,8 @@ class DeviceSlots(SlotMemory):
 
     def _too_large(self, size: int) -> ConfigError:
         return ConfigError(
-            f"{self._device} has too little free memory for {self.slots:,} slots of {self.width} floats and their "
-            f"optimizer state, {size / 2**30:.1f} GiB: keep fewer rows there"
+            f"{self._device} has too little free memory for {self.slots:,} slots of {self.width} floats "
+            f"and their optimizer state, {size / 2**30:.1f} GiB: keep fewer rows there"
         )
 
     def _up(self, array: NDArray[Any]) -> Tensor:
@@ -143,7 +157,9 @@ class DeviceSlots(SlotMemory):
 
     @property
     def _rows(self) -> list[tuple[int, Tensor]]:
-        return [(place, part.view(self.slots, -1)) for place, part in enumerate(self._parts) if part.numel()]
+        return [
+            (place, part.view(self.slots, -1)) for place, part in enumerate(self._parts) if part.numel()
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -163,7 +179,9 @@ class DeviceSlots(SlotMemory):
             self._features = layout, features
         return DeviceBatch.of(layout, bags, features)
 
-    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+    def pack(
+        self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None
+    ) -> PackedBatch:
         buffer = BatchBuffer.pack(self._level0.ring, staged, tensors)
         if stride is not None:
             with self._order.moving():
@@ -181,10 +199,23 @@ class DeviceSlots(SlotMemory):
         lists, features, batch = staged.lists, staged.features, staged.bags.batch
         if features.pooled * batch:
             self._pool_tile.launch(
-                pooling.pool, features.pooled * batch, self._parts[0], lists.rows, lists.offsets, lists.share,
-                features.column, features.mean, out, features.pooled * batch, batch, out.stride(0),
-                D=self.width, U=_UNROLLED, SINGLE=lists.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
-            )  # fmt: skip
+                pooling.pool,
+                features.pooled * batch,
+                self._parts[0],
+                lists.rows,
+                lists.offsets,
+                lists.share,
+                features.column,
+                features.mean,
+                out,
+                features.pooled * batch,
+                batch,
+                out.stride(0),
+                D=self.width,
+                U=_UNROLLED,
+                SINGLE=lists.offsets is None,
+                BY=math.gcd(features.multiple, out.stride(0)),
+            )
 
     def gather(self, staged: StagedBags, feature: int) -> Tensor:
         assert isinstance(staged, DeviceBatch)
@@ -195,16 +226,25 @@ class DeviceSlots(SlotMemory):
         gathered = self._parts[0].view(-1, self.width).index_select(0, rows.clamp(max=self.slots - 1))
         return gathered.masked_fill_((rows >= self.slots).unsqueeze(1), 0.0)
 
-    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(
+        self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None
+    ) -> None:
         if missed is not None:
             self.apply_missed_steps(staged, missed)
         numbers, constants = row_numbers(rule)
-        self.queue_update(staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always)
+        self.queue_update(
+            staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always
+        )
 
     def queue_update(
-        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor,
+        self,
+        staged: StagedBags,
+        gradients: Gradients,
+        numbers: Tensor,
+        constants: tuple[float, ...],
+        ok: Tensor,
         squares: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert isinstance(staged, DeviceBatch)
         lists, room, pooled = staged.lists, staged.lists.form.lookups, gradients.pooled
         staged.list_rows(pooled.shape[1])
@@ -218,22 +258,59 @@ class DeviceSlots(SlotMemory):
         parts = torch.empty(2 * blocks * self.width, device=self._device)
         if room > longest:
             launch(
-                gpu.sum_parts, blocks, lists.number, lists.first, lists.at, lists.scale, pooled, sequences, parts,
-                lists.sizes, D=self.width, DP=self._tile.columns, K=_SUMMED, L=longest, BY=multiple,
-            )  # fmt: skip
+                gpu.sum_parts,
+                blocks,
+                lists.number,
+                lists.first,
+                lists.at,
+                lists.scale,
+                pooled,
+                sequences,
+                parts,
+                lists.sizes,
+                D=self.width,
+                DP=self._tile.columns,
+                K=_SUMMED,
+                L=longest,
+                BY=multiple,
+            )
         self._tile.launch(
-            gpu.update, room, self._parts, lists.order, lists.first, lists.segments, lists.segment_row,
-            lists.segment_at, lists.segment_scale, lists.at, lists.scale, pooled, sequences, parts, blocks, numbers,
-            constants, ok, squares, D=self.width, U=_UNROLLED, L=longest, LANES=self._lanes, KIND=self._kind,
-            CLOCKED=bool(self._kept["clock"]), BY=multiple,
-        )  # fmt: skip
+            gpu.update,
+            room,
+            self._parts,
+            lists.order,
+            lists.first,
+            lists.segments,
+            lists.segment_row,
+            lists.segment_at,
+            lists.segment_scale,
+            lists.at,
+            lists.scale,
+            pooled,
+            sequences,
+            parts,
+            blocks,
+            numbers,
+            constants,
+            ok,
+            squares,
+            D=self.width,
+            U=_UNROLLED,
+            L=longest,
+            LANES=self._lanes,
+            KIND=self._kind,
+            CLOCKED=bool(self._kept["clock"]),
+            BY=multiple,
+        )
 
     def square_norms(self, staged: StagedBags, gradients: Gradients) -> NDArray[np.float64]:
         assert isinstance(staged, DeviceBatch)
         layout, begin = staged.layout, staged.begin
         squares = torch.zeros(staged.lists.form.lookups, device=self._device)
         numbers, constants = row_numbers(self._optimizer.rule(0))
-        self.queue_update(staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always, squares)
+        self.queue_update(
+            staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always, squares
+        )
         sums_of_rows = self._down(squares).astype(np.float64)
         place_of = np.argsort(staged.features.order)
         sums = np.zeros(len(layout.table_start) - 1)
@@ -260,12 +337,23 @@ class DeviceSlots(SlotMemory):
     def _apply_missed_steps(self, rows: Tensor, count: Tensor, missed: Missed) -> None:
         if missed.steps:
             self._tile.launch(
-                gpu.apply_missed_steps, len(rows), self._parts, rows, count, missed.steps, self._step_numbers(missed),
-                row_numbers(missed.rule)[1], D=self.width, LANES=self._lanes, KIND=self._kind,
-            )  # fmt: skip
+                gpu.apply_missed_steps,
+                len(rows),
+                self._parts,
+                rows,
+                count,
+                missed.steps,
+                self._step_numbers(missed),
+                row_numbers(missed.rule)[1],
+                D=self.width,
+                LANES=self._lanes,
+                KIND=self._kind,
+            )
 
     def _step_numbers(self, missed: Missed) -> Tensor:
-        """Return the numbers of all steps on the device. Only the numbers of new steps are copied."""
+        """Return the numbers of all steps on the device. Only the numbers of new steps are
+        copied.
+        """
         source, copied_steps, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
         if source is not missed.numbers:
             copied_steps, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
@@ -283,9 +371,22 @@ class DeviceSlots(SlotMemory):
         lists = staged.lists
         staged.list_rows(pooled.shape[1])
         self._tile.launch(
-            pooling.weight_gradient, count, self._parts[0], lists.rows, lists.bag_of, lists.offsets, features.column,
-            features.mean, pooled, gradient, count, staged.bags.batch, pooled.shape[1], D=self.width, LANES=self._lanes,
-        )  # fmt: skip
+            pooling.weight_gradient,
+            count,
+            self._parts[0],
+            lists.rows,
+            lists.bag_of,
+            lists.offsets,
+            features.column,
+            features.mean,
+            pooled,
+            gradient,
+            count,
+            staged.bags.batch,
+            pooled.shape[1],
+            D=self.width,
+            LANES=self._lanes,
+        )
         host, array = self._down(gradient), out.numpy()
         for place, feature in enumerate(features.order[: features.pooled].tolist()):
             first, last = staged.bags.span(feature)
@@ -342,16 +443,29 @@ class DeviceSlots(SlotMemory):
     def _form(self, codec: RecordCodec, stride: int) -> dict[str, Any]:
         layout = codec.layout
         return {
-            "D": self.width, "KIND": list(KINDS).index(layout.kind.name), "WIDE": layout.wide_parameters,
-            "STATE": 0 if layout.wide_state else 2, "ROW_STATE": bool(layout.row_state), "FULL": layout.full_state,
-            "CLOCKED": bool(layout.clock), "PARAMETERS_AT": layout.parameters_at, "ROW_STATE_AT": layout.row_state_at,
-            "FULL_STATE_AT": layout.full_state_at, "CLOCK_AT": layout.clock_at, "BYTES": stride,
-        }  # fmt: skip
+            "D": self.width,
+            "KIND": list(KINDS).index(layout.kind.name),
+            "WIDE": layout.wide_parameters,
+            "STATE": 0 if layout.wide_state else 2,
+            "ROW_STATE": bool(layout.row_state),
+            "FULL": layout.full_state,
+            "CLOCKED": bool(layout.clock),
+            "PARAMETERS_AT": layout.parameters_at,
+            "ROW_STATE_AT": layout.row_state_at,
+            "FULL_STATE_AT": layout.full_state_at,
+            "CLOCK_AT": layout.clock_at,
+            "BYTES": stride,
+        }
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], batch_number: int,
-    ) -> int:  # fmt: skip
+        self,
+        codec: RecordCodec,
+        slots: Indices,
+        records: Records | Tensor,
+        places: Indices,
+        keys: NDArray[np.uint64],
+        batch_number: int,
+    ) -> int:
         count = len(slots)
         if not count:
             return -1
@@ -365,11 +479,22 @@ class DeviceSlots(SlotMemory):
             write_key = np.uint64(mix((batch_number * 0x9E3779B97F4A7C15 + 1) & _MASK))
             lists = self._up(np.stack([slots, (keys ^ write_key).view(np.int64)]))
             self._tile.launch(
-                codecs.encode, count, self._parts, lists[0], lists[1], record_of, target, fits, count,
-                STOCHASTIC=codec.layout.stochastic, **self._form(codec, target.shape[1]),
-            )  # fmt: skip
+                codecs.encode,
+                count,
+                self._parts,
+                lists[0],
+                lists[1],
+                record_of,
+                target,
+                fits,
+                count,
+                STOCHASTIC=codec.layout.stochastic,
+                **self._form(codec, target.shape[1]),
+            )
             copied = self.transfers.down(fits)
-            encoded = self._encoded_down(target, records, places) if isinstance(records, np.ndarray) else None
+            encoded = (
+                self._encoded_down(target, records, places) if isinstance(records, np.ndarray) else None
+            )
         self.transfers.wait()
         if encoded is not None:
             assert isinstance(records, np.ndarray)
@@ -378,13 +503,17 @@ class DeviceSlots(SlotMemory):
         return int(unfit[0]) if len(unfit) else -1
 
     def _encoded_down(self, encoded: Tensor, records: Records, places: Indices) -> Tensor | None:
-        """Start to copy records to the host: into `records` if it is pinned, otherwise into the returned tensor."""
+        """Start to copy records to the host: into `records` if it is pinned, otherwise into the
+        returned tensor.
+        """
         out = torch.from_numpy(records)
         direct = _is_whole(places, records) and self.transfers.is_pinned(out)
         host = self.transfers.down(encoded, out if direct else None)
         return None if direct else host
 
-    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
+    def decode(
+        self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices
+    ) -> None:
         if not len(slots):
             return
         with self._order.moving():
@@ -395,9 +524,15 @@ class DeviceSlots(SlotMemory):
                 source = self._up(records if _is_whole(places, records) else records[places])
             record_of = lists[1] if isinstance(records, Tensor) else None
             self._tile.launch(
-                codecs.decode, len(slots), self._parts, lists[0], record_of, source, len(slots),
+                codecs.decode,
+                len(slots),
+                self._parts,
+                lists[0],
+                record_of,
+                source,
+                len(slots),
                 **self._form(codec, source.shape[1]),
-            )  # fmt: skip
+            )
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         at = np.flatnonzero(absent)
@@ -406,15 +541,23 @@ class DeviceSlots(SlotMemory):
     def _initialize(self, slots: Indices, keys: NDArray[np.uint64], bounds: NDArray[np.float32]) -> None:
         if len(slots):
             with self._order.moving():
-                # All lists are sent in one copy. A float32 bound is sent as the bits of a float64, which is exact.
+                # All lists are sent in one copy. A float32 bound is sent as the bits of a float64,
+                # which is exact.
                 wide_bounds = bounds.astype(np.float64).view(np.int64)
                 lists = self._up(np.stack([slots, keys.view(np.int64), wide_bounds]))
                 self._tile.launch(
-                    random.initialize, len(slots), self._parts, lists[0], lists[1],
-                    lists[2].view(torch.float64).float(), len(slots), D=self.width,
-                    ROW_STATE=bool(self._kept["row_state"]), FULL=self._kept["full_state"],
+                    random.initialize,
+                    len(slots),
+                    self._parts,
+                    lists[0],
+                    lists[1],
+                    lists[2].view(torch.float64).float(),
+                    len(slots),
+                    D=self.width,
+                    ROW_STATE=bool(self._kept["row_state"]),
+                    FULL=self._kept["full_state"],
                     CLOCKED=bool(self._kept["clock"]),
-                )  # fmt: skip
+                )
 
 
 def _is_whole(places: Indices, records: Records) -> bool:

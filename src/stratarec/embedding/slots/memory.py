@@ -1,4 +1,6 @@
-"""The interface of slots, which is the same for every device, and the parts that slots on a device share."""
+"""The interface of slots, which is the same for every device, and the parts that slots on a device
+share.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,17 @@ Tensors = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class StagedBags:
-    """Bags of one table group that a `SlotMemory` has staged: ids are valid and must not change any more."""
+    """Bags of one table group that a `SlotMemory` has staged: ids are valid and must not change any
+    more.
+    """
 
     layout: GroupLayout
     bags: BagBatch
 
 
 class PackedBatch:
-    """A batch whose staged parts can be looked up: `SlotMemory.pack` has sent them to the device of the slots.
+    """A batch whose staged parts can be looked up: `SlotMemory.pack` has sent them to the device of
+    the slots.
 
     Parameters
     ----------
@@ -54,25 +59,31 @@ class PackedBatch:
 class SlotMemory(Protocol):
     """S slots of width D with their optimizer state, in the memory of a device.
 
-    Slots and places are ``[n]`` int64 arrays on the host. Rows are transferred as `FloatRows` and as records on the
-    host. Pooled and gathered rows and their gradients are tensors on the device, allocated by `empty`. A step gives the
-    same bits as `CpuSlots`, except where an implementation says otherwise: the gradients of a row are summed in
-    ascending order of lookup position, and noise depends on keys only.
+    Slots and places are ``[n]`` int64 arrays on the host. Rows are transferred as `FloatRows` and
+    as records on the host. Pooled and gathered rows and their gradients are tensors on the device,
+    allocated by `empty`. A step gives the same bits as `CpuSlots`, except where an implementation
+    says otherwise: the gradients of a row are summed in ascending order of lookup position, and
+    noise depends on keys only.
 
-    Only the memory knows when a step has run. `update` may return as soon as the step is queued; every other method
-    that reads or writes slots waits for the last queued step, or is queued after it. Moves (`encode`, `decode`,
-    `initialize`) wait only for the batches that `Level0.order.after` names. Steps of all memories of a `Level0` run one
-    after another, because they share a workspace. Methods are called from two threads.
+    Only the memory knows when a step has run. `update` may return as soon as the step is queued;
+    every other method that reads or writes slots waits for the last queued step, or is queued after
+    it. Moves (`encode`, `decode`, `initialize`) wait only for the batches that `Level0.order.after`
+    names. Steps of all memories of a `Level0` run one after another, because they share a
+    workspace. Methods are called from two threads.
     """
 
     slots: int
     width: int
     addresses_host: bool
-    """Whether `CpuSlots.swap` can access a home's records in place. If false, records pass through staging buffers."""
+    """Whether `CpuSlots.swap` can access a home's records in place. If false, records pass through
+    staging buffers.
+    """
     queued: bool
     """Whether `queue_update` can be called."""
     transfers: Transfers
-    """Copies between the host and the memory's device. It also allocates host buffers that are fast to copy."""
+    """Copies between the host and the memory's device. It also allocates host buffers that are fast
+    to copy.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -94,8 +105,11 @@ class SlotMemory(Protocol):
             Bags of these features, with slots in place of ids.
         """
 
-    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
-        """Send a batch to the device, in one copy, and precompute index lists that `pool`, `gather` and `update` share.
+    def pack(
+        self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None
+    ) -> PackedBatch:
+        """Send a batch to the device, in one copy, and precompute index lists that `pool`, `gather`
+        and `update` share.
 
         The copy is started and not waited for. The lists depend on ids only.
 
@@ -106,22 +120,28 @@ class SlotMemory(Protocol):
         tensors : sequence of Tensor or None
             Further tensors that the device needs of the batch.
         stride : int or None
-            Number of columns of the pooled output, and so of its gradients; None if no update follows soon.
+            Number of columns of the pooled output, and so of its gradients; None if no update
+            follows soon.
         """
 
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
     def pool(self, staged: StagedBags, out: Tensor) -> None:
-        """Pool the rows of the batch `staged` into the group's columns of `out` ``[B, columns]``."""
+        """Pool the rows of the batch `staged` into the group's columns of `out` ``[B,
+        columns]``.
+        """
 
     def gather(self, staged: StagedBags, feature: int) -> Tensor:
-        """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`).
+        """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros
+        (`sequence_room`).
 
         `feature` is the index of the feature in the layout.
         """
 
-    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(
+        self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None
+    ) -> None:
         """Apply one step of the row optimizer to the rows of a batch.
 
         Parameters
@@ -137,7 +157,12 @@ class SlotMemory(Protocol):
         """
 
     def queue_update(
-        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+        self,
+        staged: StagedBags,
+        gradients: Gradients,
+        numbers: Tensor,
+        constants: tuple[float, ...],
+        ok: Tensor,
     ) -> None:
         """Queue one step of the row optimizer.
 
@@ -154,7 +179,8 @@ class SlotMemory(Protocol):
         """
 
     def square_norms(self, staged: StagedBags, gradients: Gradients) -> NDArray[np.float64]:
-        """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed.
+        """Return, for each table, the sum of squares of its gradients, after the gradients of each
+        row are summed.
 
         `staged` and `gradients` are those of `update`.
         """
@@ -163,7 +189,9 @@ class SlotMemory(Protocol):
         """Apply the steps that the rows of the batch `staged` missed."""
 
     def weight_gradient(self, staged: StagedBags, pooled: Tensor, out: Tensor) -> None:
-        """Add the gradients of per-sample weights to `out` ``[N]``; `pooled` is the gradient of the pooled output."""
+        """Add the gradients of per-sample weights to `out` ``[N]``; `pooled` is the gradient of the
+        pooled output.
+        """
 
     # Rows
 
@@ -177,40 +205,63 @@ class SlotMemory(Protocol):
         """Overwrite ``slots[i]`` with row ``places[i]`` of `rows`."""
 
     def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
-        """Overwrite ``slots[i]`` with ``source_slots[i]`` of `source`, which has the same width and optimizer state."""
+        """Overwrite ``slots[i]`` with ``source_slots[i]`` of `source`, which has the same width and
+        optimizer state.
+        """
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` ``[n, D]`` and named optimizer state of slots ``first:last``, sharing their memory."""
+        """Return ``weight`` ``[n, D]`` and named optimizer state of slots ``first:last``, sharing
+        their memory.
+        """
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
-        """Write initial weights of all rows of `table` to slots ``first:last``: a function of `key` and the row."""
+        """Write initial weights of all rows of `table` to slots ``first:last``: a function of `key`
+        and the row.
+        """
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-        """Return the slots among ``first:last`` whose bits differ from what `fill` wrote, counted from `first`.
+        """Return the slots among ``first:last`` whose bits differ from what `fill` wrote, counted
+        from `first`.
 
         The slots contain the rows of `table` from `row` on.
         """
 
     def clear_state(self) -> None:
-        """Set optimizer state and clocks of all slots to 0, the values of rows that were never trained."""
+        """Set optimizer state and clocks of all slots to 0, the values of rows that were never
+        trained.
+        """
 
     # Moves
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], batch_number: int,
-    ) -> int:  # fmt: skip
-        """Encode slots into records; see `RecordCodec.encode`. A tensor of records is in the memory of the slots."""
+        self,
+        codec: RecordCodec,
+        slots: Indices,
+        records: Records | Tensor,
+        places: Indices,
+        keys: NDArray[np.uint64],
+        batch_number: int,
+    ) -> int:
+        """Encode slots into records; see `RecordCodec.encode`. A tensor of records is in the memory
+        of the slots.
+        """
 
-    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
-        """Decode records into slots; see `RecordCodec.decode`. A tensor of records is in the memory of the slots."""
+    def decode(
+        self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices
+    ) -> None:
+        """Decode records into slots; see `RecordCodec.decode`. A tensor of records is in the memory
+        of the slots.
+        """
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        """Write initial values to the slots of `moves` where `absent` is true: these rows have no record at home."""
+        """Write initial values to the slots of `moves` where `absent` is true: these rows have no
+        record at home.
+        """
 
 
 class SlotDevice:
-    """The device on which rows are trained, with the buffers, copies and orders that all slots on it share.
+    """The device on which rows are trained, with the buffers, copies and orders that all slots on
+    it share.
 
     Parameters
     ----------
@@ -222,7 +273,8 @@ class SlotDevice:
         self.device = device
         self.scratch = Scratchpad()
         self._transfers = transfers_of(device)
-        # Not shared with the network: a wait for the network's copies would also wait for copies of rows.
+        # Not shared with the network: a wait for the network's copies would also wait for copies of
+        # rows.
         self.copies = DeviceTransfers(driver_of(device)) if self.on_device else HOST
         """Copies of records and rare lists between the host and the device of the rows."""
         self.order = DeviceOrder(driver_of(device)) if self.on_device else StepOrder()
@@ -239,8 +291,8 @@ class SlotDevice:
     def transfers(self, transfers: Transfers) -> None:
         if self.on_device and transfers.device != self.device:
             raise ConfigError(
-                f"the network is on {transfers.device}, but its rows are trained on {self.device}: move it to "
-                f"{self.device}"
+                f"the network is on {transfers.device}, but its rows are trained on {self.device}: move it "
+                f"to {self.device}"
             )
         self._transfers = transfers
 
@@ -250,7 +302,9 @@ class SlotDevice:
         return self.device.type != "cpu"
 
     def empty(self, *shape: int) -> Tensor:
-        """Return a tensor like `SlotMemory.empty`. It belongs to no group: tables of all widths fill one tensor."""
+        """Return a tensor like `SlotMemory.empty`. It belongs to no group: tables of all widths
+        fill one tensor.
+        """
         return torch.empty(shape, device=self.device) if self.on_device else self.transfers.empty(*shape)
 
     def to_network(self, rows: Tensor) -> Tensor:
@@ -258,21 +312,26 @@ class SlotDevice:
         return rows if self.on_device else self.transfers.up(rows)
 
     def from_network(self, gradient: Tensor) -> Tensor:
-        """Return a gradient on the device of the rows, valid once ``transfers.wait`` has returned."""
+        """Return a gradient on the device of the rows, valid once ``transfers.wait`` has
+        returned.
+        """
         return gradient.detach() if self.on_device else self.transfers.down(gradient)
 
 
 def named_views(
     optimizer: RowOptimizerConfig, parts: tuple[Tensor, ...], width: int, first: int, last: int
 ) -> dict[str, Tensor]:
-    """Return the result of `SlotMemory.views`, given flat weights, row state, full state and clocks as `parts`."""
+    """Return the result of `SlotMemory.views`, given flat weights, row state, full state and clocks
+    as `parts`.
+    """
     weights, row_state, full_state, clock = parts
     names = optimizer.full_state
     views = {"weight": weights.view(-1, width)[first:last]}
     if optimizer.row_state:
         views[optimizer.row_state] = row_state[first:last]
     if names:
-        # Within a slot, the states of all weights are contiguous, one state after the other, as in records.
+        # Within a slot, the states of all weights are contiguous, one state after the other, as in
+        # records.
         views.update(zip(names, full_state.view(-1, len(names), width)[first:last].unbind(1), strict=True))
     if optimizer.clocked:
         views["clock"] = clock[first:last]
@@ -280,7 +339,8 @@ def named_views(
 
 
 def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-    """Return the positions in `rows` that differ from the initial values of `table`, whose row `row` is the first.
+    """Return the positions in `rows` that differ from the initial values of `table`, whose row
+    `row` is the first.
 
     Parameters
     ----------
@@ -298,7 +358,12 @@ def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig
 
 
 def require_unchanged(place: int) -> None:
-    """Raise a `TrainingError` if a kernel read an invalid id at `place`, which is -1 if there was none."""
-    # Ids were checked when the batch was staged. Kernels skip an invalid id and report it at no cost.
+    """Raise a `TrainingError` if a kernel read an invalid id at `place`, which is -1 if there was
+    none.
+    """
+    # Ids were checked when the batch was staged. Kernels skip an invalid id and report it at no
+    # cost.
     if place >= 0:
-        raise TrainingError(f"the batch's id number {place} was changed after the batch was staged: leave ids alone")
+        raise TrainingError(
+            f"the batch's id number {place} was changed after the batch was staged: leave ids alone"
+        )

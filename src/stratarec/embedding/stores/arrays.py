@@ -1,10 +1,13 @@
-"""Stores whose records are addressable memory: an array in DRAM, or in a memory-mapped file (DAX, CXL, tmpfs).
+"""Stores whose records are addressable memory: an array in DRAM, or in a memory-mapped file (DAX,
+CXL, tmpfs).
 
-Both have two more bits per row: written, and changed. Pages get memory when they are first touched, so a store of
-mostly unwritten rows is cheap. Memory is therefore reported by resident pages, not by the sizes of arrays.
+Both have two more bits per row: written, and changed. Pages get memory when they are first touched,
+so a store of mostly unwritten rows is cheap. Memory is therefore reported by resident pages, not by
+the sizes of arrays.
 
-If the file system is full, writing to a page of a sparse file ends the program with SIGBUS instead of raising an error.
-So the file's space is reserved when the file is created, which raises an error if there is no room.
+If the file system is full, writing to a page of a sparse file ends the program with SIGBUS instead
+of raising an error. So the file's space is reserved when the file is created, which raises an error
+if there is no room.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
     for first in range(0, len(bits), step):
         chunk = bits[first : first + step]
         places = np.flatnonzero(chunk)
-        # Unpacking every bit of 10^9 rows took 9 of the 10 seconds of a checkpoint after five batches.
+        # Unpacking every bit of 10^9 rows took 9 of the 10 seconds of a checkpoint after five
+        # batches.
         if len(places):
             set_bits = np.unpackbits(chunk[places], bitorder="little").reshape(-1, 8)
             place, bit = np.nonzero(set_bits)
@@ -98,10 +102,11 @@ def _resident(mincore: ctypes._NamedFuncPointer, array: NDArray[np.generic]) -> 
 
 
 class NumberedRecords(RecordStore):
-    """The part of a `RecordStore` that is common to stores with records by number, in host memory or on a device.
+    """The part of a `RecordStore` that is common to stores with records by number, in host memory
+    or on a device.
 
-    Two bits per row, in host memory, record whether it was ever written and whether it changed since the last
-    checkpoint.
+    Two bits per row, in host memory, record whether it was ever written and whether it changed
+    since the last checkpoint.
 
     Parameters
     ----------
@@ -122,7 +127,9 @@ class NumberedRecords(RecordStore):
 
     @property
     def _by_number(self) -> Any:
-        """Object with ``[R, record_bytes]`` uint8 for files: indexing by rows reads and writes their records."""
+        """Object with ``[R, record_bytes]`` uint8 for files: indexing by rows reads and writes
+        their records.
+        """
         raise NotImplementedError
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -147,7 +154,11 @@ class NumberedRecords(RecordStore):
 
     def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
         files = self._chain.save(
-            directory, previous, self._by_number, lambda: set_rows(self._written), lambda: set_rows(self._changed)
+            directory,
+            previous,
+            self._by_number,
+            lambda: set_rows(self._written),
+            lambda: set_rows(self._changed),
         )
         # Only after the checkpoint succeeded: a failed one does not contain these changes.
         clear_bits(self._changed)
@@ -159,10 +170,13 @@ class NumberedRecords(RecordStore):
         clear_bits(self._changed)
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores accept each other's checkpoints."""
+        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores accept each other's
+        checkpoints.
+        """
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
-        # Before rows are replaced: if that fails, the next checkpoint must not build on either checkpoint.
+        # Before rows are replaced: if that fails, the next checkpoint must not build on either
+        # checkpoint.
         self.clear()
         for rows in self._chain.load(directory, manifest["files"], self._by_number):
             kernels.set_bits(self._written, rows)
@@ -178,7 +192,9 @@ class NumberedRecords(RecordStore):
 
 
 class ArrayRecords(NumberedRecords):
-    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write directly."""
+    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write
+    directly.
+    """
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         super().__init__(*array.shape)
@@ -202,7 +218,9 @@ class ArrayRecords(NumberedRecords):
 
     def close(self) -> None:
         super().close()
-        self.array, self.bits, self._array = None, None, np.empty((0, self.record_bytes), np.uint8)
+        self.array = None
+        self.bits = None
+        self._array = np.empty((0, self.record_bytes), np.uint8)
 
 
 class DramRecords(ArrayRecords):

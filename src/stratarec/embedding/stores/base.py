@@ -1,8 +1,9 @@
 """The interface of stores, the homes of rows.
 
-A *record* is one row as it is stored: its encoded weights, their scale and offset, and its optimizer state, in a fixed
-number of bytes. A store has `rows` numbered records. A record that was never written does not exist: it takes no space,
-`read` reports it as missing, and the caller computes the row's initial values from (seed, table, row).
+A *record* is one row as it is stored: its encoded weights, their scale and offset, and its
+optimizer state, in a fixed number of bytes. A store has `rows` numbered records. A record that was
+never written does not exist: it takes no space, `read` reports it as missing, and the caller
+computes the row's initial values from (seed, table, row).
 
 Methods are called from one thread at a time, but not always the same thread.
 """
@@ -17,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Manifest = dict[str, Any]
-"""A JSON object that `RecordStore.restore` needs in addition to the files; part of the caller's checkpoint."""
+"""A JSON object that `RecordStore.restore` needs in addition to the files; part of the caller's
+checkpoint.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +28,22 @@ class StoreBytes:
     """Memory that a store actually occupies."""
 
     dram_bytes: int
-    """Bytes of DRAM: records, bitmaps, locations, buffers. Pages that were never touched do not count."""
+    """Bytes of DRAM: records, bitmaps, locations, buffers. Pages that were never touched do not
+    count.
+    """
     block_bytes: int
-    """Bytes of file space in the store's directory; files that only checkpoints reference are not included."""
+    """Bytes of file space in the store's directory; files that only checkpoints reference are not
+    included.
+    """
     device_bytes: int = 0
     """Bytes in the memory of a device."""
 
     def __add__(self, other: StoreBytes) -> StoreBytes:
         return StoreBytes(
-            dram_bytes=self.dram_bytes + other.dram_bytes, block_bytes=self.block_bytes + other.block_bytes,
+            dram_bytes=self.dram_bytes + other.dram_bytes,
+            block_bytes=self.block_bytes + other.block_bytes,
             device_bytes=self.device_bytes + other.device_bytes,
-        )  # fmt: skip
+        )
 
 
 @runtime_checkable
@@ -53,11 +61,14 @@ class RecordStore(Protocol):
     kind: str
     """A key of `HOMES`."""
     array: NDArray[np.uint8] | None
-    """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else None."""
+    """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else
+    None.
+    """
 
     @property
     def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        """Two bitmaps: rows that were ever written, and rows that changed since the last checkpoint.
+        """Two bitmaps: rows that were ever written, and rows that changed since the last
+        checkpoint.
 
         None if `array` is None. A caller that writes a record to `array` must set both bits.
         """
@@ -65,14 +76,15 @@ class RecordStore(Protocol):
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Copy records into `out` and return ``[n]`` bool, True if the row was ever written.
 
-        ``out[i]`` of a row that was never written is unchanged. `StorageError` names the file and the block that is
-        damaged or cannot be read.
+        ``out[i]`` of a row that was never written is unchanged. `StorageError` names the file and
+        the block that is damaged or cannot be read.
         """
 
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
         """Store records; visible to the next `read`.
 
-        After a `StorageError` (the disk is full or the budget is used up), each row has its old or its new record.
+        After a `StorageError` (the disk is full or the budget is used up), each row has its old or
+        its new record.
         """
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -85,26 +97,28 @@ class RecordStore(Protocol):
         """Return the bytes in use now."""
 
     def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
-        """Write the files that `restore` needs into `directory`, which is new and empty, and return the manifest.
+        """Write the files that `restore` needs into `directory`, which is new and empty, and return
+        the manifest.
 
         Parameters
         ----------
         directory : Path
             Its files are complete and synced on return. It may be renamed or moved afterwards.
         previous : Path or None
-            The last checkpoint of this store object, or the one it was restored from. Unchanged files are hard-linked
-            from it (copied if links fail) and only changed rows are written. If it is another checkpoint or was
-            deleted, all rows are written.
+            The last checkpoint of this store object, or the one it was restored from. Unchanged
+            files are hard-linked from it (copied if links fail) and only changed rows are written.
+            If it is another checkpoint or was deleted, all rows are written.
         """
 
     def clear(self) -> None:
         """Discard all records, as if no row was ever written."""
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Replace all contents with those of the checkpoint in `directory`; `manifest` is the result of `checkpoint`.
+        """Replace all contents with those of the checkpoint in `directory`; `manifest` is the
+        result of `checkpoint`.
 
-        `CheckpointError` names the file that is missing or damaged, or the field that differs; the contents are then
-        undefined until a `restore` succeeds.
+        `CheckpointError` names the file that is missing or damaged, or the field that differs; the
+        contents are then undefined until a `restore` succeeds.
         """
 
     def check(self) -> None:
@@ -117,10 +131,16 @@ class RecordStore(Protocol):
         """Release memory, threads and files; the store's directory is not needed any more."""
 
 
-def check_rows(store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.uint8] | None = None) -> None:
-    """Raise `ValueError` unless rows and records have the shapes, types and range that a store accepts."""
+def check_rows(
+    store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.uint8] | None = None
+) -> None:
+    """Raise `ValueError` unless rows and records have the shapes, types and range that a store
+    accepts.
+    """
     if rows.ndim != 1 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
-        raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension")
+        raise ValueError(
+            f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension"
+        )
     # Kernels do not check rows: a row out of range would be read from other memory.
     if len(rows) and (rows.min() < 0 or rows.max() >= store.rows):
         raise ValueError(f"rows span {rows.min()}..{rows.max()}, the store has rows 0..{store.rows - 1}")
@@ -129,6 +149,6 @@ def check_rows(store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.
     expected = (len(rows), store.record_bytes)
     if records.shape != expected or records.dtype != np.uint8 or not records.flags.c_contiguous:
         raise ValueError(
-            f"records are {records.dtype}{list(records.shape)}, expected contiguous uint8{list(expected)} for "
-            f"{len(rows)} rows of {store.record_bytes} bytes"
+            f"records are {records.dtype}{list(records.shape)}, expected contiguous uint8{list(expected)} "
+            f"for {len(rows)} rows of {store.record_bytes} bytes"
         )

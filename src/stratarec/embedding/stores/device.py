@@ -1,8 +1,10 @@
-"""A store whose records are in the memory of the device that trains the rows: encoded rows under a float32 cache.
+"""A store whose records are in the memory of the device that trains the rows: encoded rows under a
+float32 cache.
 
-Slots and records are encoded and decoded on the device, so no record crosses the bus. The host keeps one bit for rows
-that were written and one for rows that changed, because it lists the moves. Records are padded to whole words there;
-in checkpoints they have the bytes of other homes, so a run can be resumed with another home.
+Slots and records are encoded and decoded on the device, so no record crosses the bus. The host
+keeps one bit for rows that were written and one for rows that changed, because it lists the moves.
+Records are padded to whole words there; in checkpoints they have the bytes of other homes, so a run
+can be resumed with another home.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class DeviceRecords(NumberedRecords):
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"{level0.device} has too little free memory for {rows:,} records of {record_bytes} bytes, "
-                f"{size[0] * size[1] / 2**30:.1f} GiB: keep these tables in dram, or give them a smaller precision"
+                f"{size[0] * size[1] / 2**30:.1f} GiB: keep these tables in dram, or give "
+                "them a smaller precision"
             ) from error
 
     # Records by number, for files

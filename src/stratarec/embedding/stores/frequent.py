@@ -1,8 +1,8 @@
 """Records of frequent rows in DRAM, in front of an SSD store.
 
-Ids are ranked by frequency, so the frequent rows of a table are its first rows. A record that was written since the
-last checkpoint is only here. A checkpoint copies such records into the segments, so its format does not depend on the
-number of frequent rows.
+Ids are ranked by frequency, so the frequent rows of a table are its first rows. A record that was
+written since the last checkpoint is only here. A checkpoint copies such records into the segments,
+so its format does not depend on the number of frequent rows.
 """
 
 from __future__ import annotations
@@ -31,26 +31,35 @@ class FrequentRecords(DramRecords):
     """
 
     def __init__(self, tables: Sequence[tuple[int, int]], record_bytes: int) -> None:
-        # Without the last entry, which is behind all rows, rows before the first table would have no table.
-        self._first, self._count = np.array([*(table for table in tables if table[1]), (1 << 62, 0)], np.int64).T
+        # Without the last entry, which is behind all rows, rows before the first table would have
+        # no table.
+        self._first, self._count = np.array(
+            [*(table for table in tables if table[1]), (1 << 62, 0)], np.int64
+        ).T
         self._start = np.cumsum(self._count) - self._count
         super().__init__(rows=int(self._count.sum()), record_bytes=record_bytes)
 
     def places(self, rows: Ints) -> Ints:
-        """Return the place of each of `rows` among the frequent rows, ``[n]`` int64; -1 for other rows."""
+        """Return the place of each of `rows` among the frequent rows, ``[n]`` int64; -1 for other
+        rows.
+        """
         table = np.searchsorted(self._first, rows, side="right") - 1
         inside = rows - self._first[table]
         return np.where((inside >= 0) & (inside < self._count[table]), self._start[table] + inside, -1)
 
     def locate(self, rows: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the places of `rows`, as `places` does, and ``[n]`` bool: whether their records are in DRAM."""
+        """Return the places of `rows`, as `places` does, and ``[n]`` bool: whether their records
+        are in DRAM.
+        """
         places = self.places(rows)
         present = places >= 0
         present[present] = self.written(places[present])
         return places, present
 
     def copy(self, rows: Ints, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Copy the records that are in DRAM to `out`; return ``[n]`` bool, true for these records."""
+        """Copy the records that are in DRAM to `out`; return ``[n]`` bool, true for these
+        records.
+        """
         places, present = self.locate(rows)
         if present.any():
             bit_rows.gather(self._array, np.maximum(places, 0), present, out)

@@ -1,12 +1,12 @@
 """Rows of a byte array in safetensors files, and checkpoints of an array as a chain of such files.
 
-A file has ``rows`` ``[n]`` int64, ascending, and ``records`` ``[n, W]`` uint8. It is written and read in pieces,
-because an array may take most of the memory; any safetensors reader can open it.
+A file has ``rows`` ``[n]`` int64, ascending, and ``records`` ``[n, W]`` uint8. It is written and
+read in pieces, because an array may take most of the memory; any safetensors reader can open it.
 
-A chain is a base file with the written rows, followed by delta files with the changed rows. A checkpoint directory
-contains its whole chain: files of the previous checkpoint are hard-linked, so a chain costs the space of its deltas and
-any checkpoint can be deleted without harm to the others. If the deltas contain more than half as many rows as the base,
-a new base is written.
+A chain is a base file with the written rows, followed by delta files with the changed rows. A
+checkpoint directory contains its whole chain: files of the previous checkpoint are hard-linked, so
+a chain costs the space of its deltas and any checkpoint can be deleted without harm to the others.
+If the deltas contain more than half as many rows as the base, a new base is written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Readable(Protocol):
 
 
 def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, str]:
-    """Write rows of an array to a file, completely or not at all; return their number and the file's hash.
+    """Write rows of an array to a file, completely or not at all; return their number and the
+    file's hash.
 
     Parameters
     ----------
@@ -77,7 +78,11 @@ def _header(count: int, width: int) -> bytes:
         {
             "__metadata__": {"format": "stratarec rows 1"},
             "rows": {"dtype": "I64", "shape": [count], "data_offsets": [0, count * 8]},
-            "records": {"dtype": "U8", "shape": [count, width], "data_offsets": [count * 8, count * (8 + width)]},
+            "records": {
+                "dtype": "U8",
+                "shape": [count, width],
+                "data_offsets": [count * 8, count * (8 + width)],
+            },
         }
     ).encode()
     header += b" " * (-len(header) % 8)
@@ -95,7 +100,9 @@ def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes
             yield array[rows[first : first + step]].reshape(-1).data
 
 
-def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+def read_rows(
+    path: Path, count: int, width: int, total: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     """Yield rows and records of a file whose hash was verified, in pieces.
 
     Parameters
@@ -112,7 +119,8 @@ def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[
     Raises
     ------
     CheckpointError
-        If the file does not have `count` ascending rows below `total` with records of `width` bytes.
+        If the file does not have `count` ascending rows below `total` with records of `width`
+        bytes.
     """
     rows, records = _arrays(path, count, width)
     step, before = max(1, _PIECE_BYTES // width), -1
@@ -127,7 +135,9 @@ def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[
 
 
 def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the two tensors of a file, memory-mapped; only files in the format of `write_rows` are accepted."""
+    """Return the two tensors of a file, memory-mapped; only files in the format of `write_rows` are
+    accepted.
+    """
     size = path.stat().st_size
     # Compared with the expected header, never parsed: the file may come from an untrusted source.
     header = _header(count, width)
@@ -141,7 +151,9 @@ def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDAr
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """Raise `CheckpointError` if `path` is missing, is not a regular file, or its hash is not `expected`."""
+    """Raise `CheckpointError` if `path` is missing, is not a regular file, or its hash is not
+    `expected`.
+    """
     try:
         actual = file_hash(regular_file_below(path.parent, path.name))
     except OSError as error:
@@ -153,7 +165,8 @@ def verify_file(path: Path, expected: str) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link `target` to the file `source`, or create a synced copy if the file system refuses links.
+    """Hard-link `target` to the file `source`, or create a synced copy if the file system refuses
+    links.
 
     Raises
     ------
@@ -161,7 +174,8 @@ def link_or_copy(source: Path, target: Path) -> None:
         If both fail.
     """
     try:
-        # Links share the inode, so damage to one name damages all; hashes are checked at every restore.
+        # Links share the inode, so damage to one name damages all; hashes are checked at every
+        # restore.
         os.link(source, target, follow_symlinks=False)
         return
     except OSError as error:
@@ -171,8 +185,8 @@ def link_or_copy(source: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise storage_error(target, error) from error
     warnings.warn(
-        f"{target.parent} does not support hard links from {source.parent} ({reason}): every checkpoint copies all "
-        "files, which takes time and space; put both directories on one file system",
+        f"{target.parent} does not support hard links from {source.parent} ({reason}): every checkpoint "
+        "copies all files, which takes time and space; put both directories on one file system",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -208,7 +222,8 @@ def _read(directory: Path) -> _Note:
 
 
 def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
-    """Yield the paths of the files of an array's checkpoint in `directory`; `files` is the result of `DeltaChain.save`.
+    """Yield the paths of the files of an array's checkpoint in `directory`; `files` is the result
+    of `DeltaChain.save`.
 
     Raises
     ------
@@ -236,8 +251,8 @@ class DeltaChain:
     def __init__(self) -> None:
         self._files: list[dict[str, Any]] = []
         self._next = 0
-        # Identifies the last checkpoint. Its rows and sizes would not: a run that returned to an older checkpoint may
-        # write different records to the same rows.
+        # Identifies the last checkpoint. Its rows and sizes would not: a run that returned to an
+        # older checkpoint may write different records to the same rows.
         self._token = ""
 
     @property
@@ -255,20 +270,28 @@ class DeltaChain:
             return False
 
     def save(
-        self, directory: Path, previous: Path | None, array: Rows, written: RowSelection, changed: RowSelection
+        self,
+        directory: Path,
+        previous: Path | None,
+        array: Rows,
+        written: RowSelection,
+        changed: RowSelection,
     ) -> list[dict[str, Any]]:
-        """Write to `directory` the files from which `array` can be restored; return the list of files, base first.
+        """Write to `directory` the files from which `array` can be restored; return the list of
+        files, base first.
 
         Parameters
         ----------
         directory : Path
             New and empty directory.
         previous : Path or None
-            Directory of the last checkpoint. If it is, only changed rows are written, and its files are linked.
+            Directory of the last checkpoint. If it is, only changed rows are written, and its files
+            are linked.
         array : Rows
             ``[R, W]`` bytes.
         written, changed : callable
-            Return all rows to save, and the rows that changed since the last checkpoint, ascending, in chunks.
+            Return all rows to save, and the rows that changed since the last checkpoint, ascending,
+            in chunks.
 
         Raises
         ------
@@ -289,7 +312,9 @@ class DeltaChain:
         # Last: without the note, no later checkpoint builds on these files.
         write_sealed(directory / _NAME, {"format": _FORMAT, "token": token})
         sync(directory)
-        self._files, self._next, self._token = files, self._next + 1, token
+        self._files = files
+        self._next = self._next + 1
+        self._token = token
         return files
 
     def _grows(self, previous: Path, changes: int) -> bool:
@@ -297,7 +322,8 @@ class DeltaChain:
         if not self.continues(previous) or len(self._files) >= _MOST_FILES:
             return False
         deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
-        # This limits the size of all files, which a restore reads, to one and a half times the base.
+        # This limits the size of all files, which a restore reads, to one and a half times the
+        # base.
         if 2 * deltas > int(self._files[0]["rows"]):
             return False
         return all((previous / entry["name"]).is_file() for entry in self._files)
@@ -307,8 +333,12 @@ class DeltaChain:
         for entry in files:
             verify_file(directory / entry["name"], entry["hash"])
 
-    def load(self, directory: Path, files: list[dict[str, Any]], array: Rows) -> Iterator[NDArray[np.int64]]:
-        """Load the rows of verified `files` into `array` and yield them in pieces; the next `save` builds on them."""
+    def load(
+        self, directory: Path, files: list[dict[str, Any]], array: Rows
+    ) -> Iterator[NDArray[np.int64]]:
+        """Load the rows of verified `files` into `array` and yield them in pieces; the next `save`
+        builds on them.
+        """
         total, width = array.shape
         for entry in files:
             for rows, records in read_rows(directory / entry["name"], entry["rows"], width, total):
@@ -319,13 +349,15 @@ class DeltaChain:
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
         try:
             self._token = _read(directory).token
-        # The rows were verified with the manifest. Without the note, the next checkpoint is a full one.
+        # The rows were verified with the manifest. Without the note, the next checkpoint is a full
+        # one.
         except CheckpointError:
             self._token = ""
 
 
 def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, Any], *lists: str) -> None:
-    """Raise a `CheckpointError` unless the manifest of the records in `directory` is of the expected store.
+    """Raise a `CheckpointError` unless the manifest of the records in `directory` is of the
+    expected store.
 
     Parameters
     ----------
@@ -340,7 +372,9 @@ def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, 
     """
     for name in lists:
         if not isinstance(manifest.get(name), list):
-            raise CheckpointError(f"the manifest of the records in {directory} is damaged: {name} is missing")
+            raise CheckpointError(
+                f"the manifest of the records in {directory} is damaged: {name} is missing"
+            )
     for field, value in expected.items():
         if manifest.get(field) != value:
             if field == "format" and (fault := newer_format(manifest.get(field), value)):

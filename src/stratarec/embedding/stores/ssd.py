@@ -1,10 +1,13 @@
-"""The SSD store (home ``log``): rows on a block device. Many rows are read at once, without the page cache.
+"""The SSD store (home ``log``): rows on a block device. Many rows are read at once, without the
+page cache.
 
-Two threads may be active at once: the caller reads or writes rows, and the compactor moves them. `_lock` guards the
-locations, the segment table and the buffers, and is locked for microseconds. `_moving` is locked while a thread moves
-rows, for a whole pass. To lock both, a thread locks `_moving` first.
+Two threads may be active at once: the caller reads or writes rows, and the compactor moves them.
+`_lock` guards the locations, the segment table and the buffers, and is locked for microseconds.
+`_moving` is locked while a thread moves rows, for a whole pass. To lock both, a thread locks
+`_moving` first.
 
-The working directory is scratch: after a crash nothing in it is trusted, and `restore` rebuilds it from a checkpoint.
+The working directory is scratch: after a crash nothing in it is trusted, and `restore` rebuilds it
+from a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,15 +44,16 @@ from stratarec.kernels.blocks import BLOCK_ALIGNMENT, ReadBuffers, ReadRequest, 
 class SsdRecords:
     """A `RecordStore` on a block device.
 
-    Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8 if there are too many
-    cells) is kept in DRAM. Reads are direct and parallel, and the checksum of every record is verified. Segments with
-    few live rows are rewritten in the background. A checkpoint consists of hard links to the segments and of the
-    locations that changed.
+    Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8
+    if there are too many cells) is kept in DRAM. Reads are direct and parallel, and the checksum of
+    every record is verified. Segments with few live rows are rewritten in the background. A
+    checkpoint consists of hard links to the segments and of the locations that changed.
 
     Parameters
     ----------
     directory : Path
-        Directory of segment files, on a local disk; used by one store at a time. Existing segments are removed.
+        Directory of segment files, on a local disk; used by one store at a time. Existing segments
+        are removed.
     rows : int
         R.
     record_bytes : int
@@ -68,9 +72,14 @@ class SsdRecords:
     kind = "log"
 
     def __init__(
-        self, directory: Path, *, rows: int, record_bytes: int, config: SsdConfig | None = None,
+        self,
+        directory: Path,
+        *,
+        rows: int,
+        record_bytes: int,
+        config: SsdConfig | None = None,
         frequent: Sequence[tuple[int, int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rows = rows
         self.record_bytes = record_bytes
         self.array: NDArray[np.uint8] | None = None
@@ -106,14 +115,18 @@ class SsdRecords:
             self.segments.close_retired()
             front, back, shape = self._front.buffer, self._back.buffer, self.layout.shape
             flat = out.reshape(-1)
-            count = cpu.find(rows, entries, self._locations.of_row, front, back, shape, flat, written, cells)
-            # Copies, because the compactor may remove a segment while it is read. The file of a removed segment stays
-            # open until `close_retired`.
+            count = cpu.find(
+                rows, entries, self._locations.of_row, front, back, shape, flat, written, cells
+            )
+            # Copies, because the compactor may remove a segment while it is read. The file of a
+            # removed segment stays open until `close_retired`.
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
             # In ascending order, neighbouring cells can share a read.
             order = np.argsort(cells[:count])
-            request = ReadRequest(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
+            request = ReadRequest(
+                descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1)
+            )
             bad = self._reader.read(request)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
@@ -129,7 +142,9 @@ class SsdRecords:
         with self._moving:
             for slot in self.segments.used.tolist():
                 entry = self.segments.entry(slot)
-                bad = self._reader.verify(int(self.segments.descriptors[slot]), entry.sequence, entry.blocks)
+                bad = self._reader.verify(
+                    int(self.segments.descriptors[slot]), entry.sequence, entry.blocks
+                )
                 if bad >= 0:
                     raise self.segments.damage(slot, bad)
 
@@ -144,7 +159,9 @@ class SsdRecords:
             self._frequent.write(places[frequent], records[frequent])
         self._append(rows, records, np.flatnonzero(~frequent))
 
-    def _append(self, rows: NDArray[np.int64], records: NDArray[np.uint8], entries: NDArray[np.int64]) -> None:
+    def _append(
+        self, rows: NDArray[np.int64], records: NDArray[np.uint8], entries: NDArray[np.int64]
+    ) -> None:
         """Append ``records[entries]`` to the segments."""
         flat, done = records.reshape(-1), 0
         while True:
@@ -159,11 +176,14 @@ class SsdRecords:
         raise ValueError("an SSD store's records are not addressable memory; call write instead")
 
     def _spill(self) -> None:
-        """Make room in the write buffer; compact if file space is exhausted or amplification exceeds its bound."""
+        """Make room in the write buffer; compact if file space is exhausted or amplification
+        exceeds its bound.
+        """
         self._with_room(self._front.make_room)
         with self._lock:
             self.segments.close_retired()
-        # The writer compacts if the thread cannot keep up; otherwise amplification would have no bound.
+        # The writer compacts if the thread cannot keep up; otherwise amplification would have no
+        # bound.
         if dead_weight(self.segments, self.config.most_amplification):
             with self._moving:
                 self._compact_while(lambda: dead_weight(self.segments, self.config.most_amplification))
@@ -191,9 +211,10 @@ class SsdRecords:
         segments, room = self.segments, os.statvfs(self.segments.directory)
         needed = self.layout.buffer_blocks * self.layout.block_bytes
         return StorageError(
-            f"{segments.directory} is full ({reason}): {needed} more bytes are needed, {segments.file_bytes} are in "
-            f"use, {room.f_bavail * room.f_frsize} are free, and compaction cannot free any: raise "
-            "memory.block.budget, free disk space, or choose a smaller precision for the tables"
+            f"{segments.directory} is full ({reason}): {needed} more bytes are needed, "
+            f"{segments.file_bytes} are in use, {room.f_bavail * room.f_frsize} are free, and compaction "
+            "cannot free any: raise memory.block.budget, free disk space, or choose a smaller "
+            "precision for the tables"
         )
 
     def flush(self) -> None:
@@ -208,7 +229,9 @@ class SsdRecords:
             self._compact_while(lambda: True)
 
     def _compact_quietly(self) -> None:
-        """Compact in the background thread, one segment at a time, so that a checkpoint does not wait long."""
+        """Compact in the background thread, one segment at a time, so that a checkpoint does not
+        wait long.
+        """
         due = True
         while due:
             with self._moving:
@@ -238,7 +261,8 @@ class SsdRecords:
                 self._back.seal()
             except NoRoom as full:
                 raise self._full(full) from full
-            # Sealed first: segments in checkpoints never change again, so a link is as good as a copy.
+            # Sealed first: segments in checkpoints never change again, so a link is as good as a
+            # copy.
             last = previous if self._chain.continues(previous) else None
             # Segments before locations: saved locations must not point to missing segments.
             segments = keep_segments(self.segments, directory, last)
@@ -258,7 +282,9 @@ class SsdRecords:
         return {"format": 2, "layout": "log", **self.layout.identity}
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Restore a checkpoint; segments are linked, and their checksums are verified by later reads and `check`."""
+        """Restore a checkpoint; segments are linked, and their checksums are verified by later
+        reads and `check`.
+        """
         require_same(directory, manifest, self._identity, "segments", "files")
         # The checkpoint is validated before anything in the store changes.
         layout = self.layout.adopting(manifest, self.config)
@@ -294,9 +320,17 @@ class SsdRecords:
 
     def memory(self) -> StoreBytes:
         with self._lock:
-            buffers = (self._front.buffer.data, self._back.buffer.data, self._compactor.stride, self._reader.scratch)
+            buffers = (
+                self._front.buffer.data,
+                self._back.buffer.data,
+                self._compactor.stride,
+                self._reader.scratch,
+            )
             dram = resident_bytes(self._locations.of_row, self._locations.changed, *buffers)
-            files = sum(os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512 for slot in self.segments.used)
+            files = sum(
+                os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512
+                for slot in self.segments.used
+            )
         return StoreBytes(dram_bytes=dram, block_bytes=files) + self._frequent.memory()
 
     def close(self) -> None:
@@ -316,16 +350,16 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     return None
 
 
-# Maximum bytes of neighbouring cells that one call reads. Larger reads gain nothing if rows are scattered, and `depth`
-# buffers of this size count towards the memory budget.
+# Maximum bytes of neighbouring cells that one call reads. Larger reads gain nothing if rows are
+# scattered, and `depth` buffers of this size count towards the memory budget.
 _BUFFER_BYTES = 16 << 10
 
 
 class Reader:
     """Reads records with up to `depth` asynchronous reads in flight; for one caller at a time.
 
-    One thread issues asynchronous reads. Several reading threads would each take the interpreter lock from the training
-    thread twice per call.
+    One thread issues asynchronous reads. Several reading threads would each take the interpreter
+    lock from the training thread twice per call.
 
     Parameters
     ----------
@@ -350,13 +384,15 @@ class Reader:
             words=self.scratch,
             data=as_bytes(self.scratch),
         )
-        # One thread at a depth of 128 reads as fast as 32 to 64 threads, with less than half of their processor time.
-        # A depth of 512 was 10 % faster than 128, for four times the buffers.
+        # One thread at a depth of 128 reads as fast as 32 to 64 threads, with less than half of
+        # their processor time. A depth of 512 was 10 % faster than 128, for four times the buffers.
         self._context = aio.open_context(depth)
 
     def read(self, request: ReadRequest) -> int:
         """Read records into ``request.out``; return -1, or a block that failed."""
-        return int(reads.read_cells(self._context, request, self._buffers, self._alignment, self._layout.shape))
+        return int(
+            reads.read_cells(self._context, request, self._buffers, self._alignment, self._layout.shape)
+        )
 
     def verify(self, descriptor: int, sequence: int, blocks: int) -> int:
         """Verify all blocks of a segment; return -1, or the block that failed."""

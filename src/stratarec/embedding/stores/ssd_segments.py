@@ -1,11 +1,14 @@
-"""Segment files of an SSD store, the buffer that gathers records before they are written, and compaction.
+"""Segment files of an SSD store, the buffer that gathers records before they are written, and
+compaction.
 
-Segments are created, appended to, sealed and removed, never changed in place. A segment has a *slot*, which numbers its
-cells and is reused after the segment is removed, and a *sequence* number, which names its file, seeds its checksums and
-is never reused. Checkpoints contain hard links to the same files.
+Segments are created, appended to, sealed and removed, never changed in place. A segment has a
+*slot*, which numbers its cells and is reused after the segment is removed, and a *sequence* number,
+which names its file, seeds its checksums and is never reused. Checkpoints contain hard links to the
+same files.
 
-Compaction is greedy: the segment with the fewest live rows costs the least to move for the space that it frees. Moved
-rows go to separate segments, because rows that survived one compaction are likely to survive the next.
+Compaction is greedy: the segment with the fewest live rows costs the least to move for the space
+that it frees. Moved rows go to separate segments, because rows that survived one compaction are
+likely to survive the next.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NoRoom(Exception):
-    """A segment cannot grow because the budget is used up or the file system is full. Compaction may help."""
+    """A segment cannot grow because the budget is used up or the file system is full. Compaction
+    may help.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +75,9 @@ class SegmentFiles:
 
     Notes
     -----
-    The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read from copies of
-    `descriptors`, so a file that is removed during a read stays open until the read is over (`retired`).
+    The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read
+    from copies of `descriptors`, so a file that is removed during a read stays open until the read
+    is over (`retired`).
     """
 
     def __init__(self, directory: Path, layout: SsdLayout, budget_bytes: int) -> None:
@@ -87,20 +93,22 @@ class SegmentFiles:
         self.retired: list[int] = []
         self.next_sequence = 1
         self.bytes_written = 0
-        # A row is read once and then cached in level 0: the page cache would store it a second time, in memory that no
-        # budget counts.
+        # A row is read once and then cached in level 0: the page cache would store it a second
+        # time, in memory that no budget counts.
         self._direct = getattr(os, "O_DIRECT", 0)
         make_directory(directory)
         # Left by a process that died: no checkpoint refers to this directory.
         for path in directory.glob("segment-*.log"):
             path.unlink()
         self.alignment = direct_alignment(directory) if self._direct else 0
-        """Reads begin and end at multiples of this: the device's logical block, or 0 without direct reads."""
+        """Reads begin and end at multiples of this: the device's logical block, or 0 without direct
+        reads.
+        """
         if self._direct and not self.alignment:
             self._direct = 0
             warnings.warn(
-                f"the file system of {directory} does not support direct I/O: reads use the page cache, whose memory "
-                "the reported figures do not include; choose a directory on a local disk",
+                f"the file system of {directory} does not support direct I/O: reads use the page cache, "
+                "whose memory the reported figures do not include; choose a directory on a local disk",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -144,8 +152,8 @@ class SegmentFiles:
                 raise NoRoom(error.strerror) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise StorageError(
-                    f"{path} cannot be opened: {error.strerror}; this SSD store has {len(self.used)} open segments: "
-                    "raise the limit of open files (ulimit -n)"
+                    f"{path} cannot be opened: {error.strerror}; this SSD store has {len(self.used)} open "
+                    "segments: raise the limit of open files (ulimit -n)"
                 ) from error
             raise storage_error(path, error) from error
 
@@ -174,16 +182,20 @@ class SegmentFiles:
             if os.pwrite(descriptor, words.view(np.uint8).data, start) < words.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            # A partial write is not counted in `blocks` and would shift the blocks that are appended next.
+            # A partial write is not counted in `blocks` and would shift the blocks that are
+            # appended next.
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
             raise storage_error(self.path(slot), error) from error
 
     def remove(self, slot: int) -> None:
-        """Remove the segment in `slot`, which has no live rows; its file stays open until `close_retired`."""
+        """Remove the segment in `slot`, which has no live rows; its file stays open until
+        `close_retired`.
+        """
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
-        # Unlinked at once, so space is freed when the last read ends; a checkpoint has its own link.
+        # Unlinked at once, so space is freed when the last read ends; a checkpoint has its own
+        # link.
         self.path(slot).unlink(missing_ok=True)
         self.retired.append(int(self.descriptors[slot]))
         self.descriptors[slot] = -1
@@ -198,15 +210,18 @@ class SegmentFiles:
     def sync(self, slot: int) -> None:
         """Make the sealed segment in `slot` durable."""
         if not self.synced[slot]:
-            # Once: a sealed segment does not change. Nothing else is synced, because the working directory is not
-            # trusted after a crash.
+            # Once: a sealed segment does not change. Nothing else is synced, because the working
+            # directory is not trusted after a crash.
             os.fsync(int(self.descriptors[slot]))
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
-        """Add a checkpoint's segment, which `entry` describes, through a hard link to its file `source`."""
+        """Add a checkpoint's segment, which `entry` describes, through a hard link to its file
+        `source`.
+        """
         path = self.directory / entry.name
-        # A separate link, because compaction removes the file of an empty segment; the checkpoint keeps its own link.
+        # A separate link, because compaction removes the file of an empty segment; the checkpoint
+        # keeps its own link.
         path.unlink(missing_ok=True)
         link_or_copy(source, path)
         self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
@@ -223,14 +238,18 @@ class SegmentFiles:
         self.close_retired()
 
     def damage(self, slot: int, block: int) -> StorageError:
-        """Return the error for block number `block` of the segment in `slot`, which could not be read."""
+        """Return the error for block number `block` of the segment in `slot`, which could not be
+        read.
+        """
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
             # Read again to find the cause: the failed read itself does not report it.
             found_bytes = path.stat().st_size
             if found_bytes < entry.blocks * size:
-                return StorageError(f"{where} is lost: file truncated to {found_bytes} of {entry.blocks * size} bytes")
+                return StorageError(
+                    f"{where} is lost: file truncated to {found_bytes} of {entry.blocks * size} bytes"
+                )
             with path.open("rb") as file:
                 os.pread(file.fileno(), size, block * size)
         except OSError as error:
@@ -243,7 +262,9 @@ _ALIGNMENTS = (512, BLOCK_ALIGNMENT)
 
 
 def direct_alignment(directory: Path) -> int:
-    """Return the alignment at which files in `directory` can be read around the page cache; 0 if they cannot."""
+    """Return the alignment at which files in `directory` can be read around the page cache; 0 if
+    they cannot.
+    """
     path, block = directory / "direct-probe", mmap.mmap(-1, BLOCK_ALIGNMENT)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o600)
@@ -271,7 +292,9 @@ def _can_read(descriptor: int, block: mmap.mmap, size: int) -> bool:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file; raise the process's limit of open files if necessary and allowed, as each segment is a file."""
+    """Open a file; raise the process's limit of open files if necessary and allowed, as each
+    segment is a file.
+    """
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
@@ -284,17 +307,20 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def keep_segments(segments: SegmentFiles, directory: Path, last: Path | None) -> list[dict[str, Any]]:
-    """Sync the sealed segments and link them into `directory`; return their entries for the manifest.
+    """Sync the sealed segments and link them into `directory`; return their entries for the
+    manifest.
 
-    A file that the last checkpoint contains is linked from there: the working directory may be on another file system,
-    from which the file was already copied once.
+    A file that the last checkpoint contains is linked from there: the working directory may be on
+    another file system, from which the file was already copied once.
     """
     entries = []
     for slot in segments.used:
         segments.sync(int(slot))
         entry = segments.entry(int(slot))
         before = None if last is None else last / entry.name
-        source = before if before is not None and _same(before, segments, entry) else segments.path(int(slot))
+        source = (
+            before if before is not None and _same(before, segments, entry) else segments.path(int(slot))
+        )
         link_or_copy(source, directory / entry.name)
         entries.append(asdict(entry))
     return entries
@@ -305,7 +331,8 @@ def _same(path: Path, segments: SegmentFiles, entry: SegmentEntry) -> bool:
 
 
 def check_segments(segments: SegmentFiles, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
-    """Return the segments of the checkpoint in `directory`, after checking the sizes of their files.
+    """Return the segments of the checkpoint in `directory`, after checking the sizes of their
+    files.
 
     Raises
     ------
@@ -321,13 +348,15 @@ def check_segments(segments: SegmentFiles, directory: Path, manifest: dict[str, 
             raise CheckpointError(f"{error}; use another checkpoint") from error
         if path.stat().st_size != size:
             raise CheckpointError(
-                f"{path} is damaged: it has {path.stat().st_size} bytes, expected {size}; use another checkpoint"
+                f"{path} is damaged: it has {path.stat().st_size} bytes, expected "
+                f"{size}; use another checkpoint"
             )
     return entries
 
 
 class Appender:
-    """Gathers records in blocks that already have their place in a segment, and writes many blocks at a time.
+    """Gathers records in blocks that already have their place in a segment, and writes many blocks
+    at a time.
 
     Parameters
     ----------
@@ -340,8 +369,8 @@ class Appender:
 
     Notes
     -----
-    Kernels read and fill `buffer` under `lock`. A full buffer is written without the lock, because only the owner adds
-    to a buffer.
+    Kernels read and fill `buffer` under `lock`. A full buffer is written without the lock, because
+    only the owner adds to a buffer.
     """
 
     def __init__(self, segments: SegmentFiles, lock: RLock, allowance: int) -> None:
@@ -368,12 +397,15 @@ class Appender:
         if self.slot < 0:
             with self._lock:
                 self.slot = self._segments.create()
-                # Cells are numbered before they are written: a row in the buffer already has its location.
+                # Cells are numbered before they are written: a row in the buffer already has its
+                # location.
                 base = self.slot * self._layout.segment_blocks * self._layout.per_block
                 self._state[:] = (base, 0, 0, self._layout.buffer_blocks * self._layout.per_block)
 
     def write_out(self) -> None:
-        """Write the contents of the buffer, padding the last block with empty cells; seal the segment if it is full."""
+        """Write the contents of the buffer, padding the last block with empty cells; seal the
+        segment if it is full.
+        """
         cells = int(self._state[cpu.NEXT] - self._state[cpu.FIRST])
         if cells:
             blocks = -(-cells // self._layout.per_block)
@@ -382,15 +414,20 @@ class Appender:
             # Without the lock: the cells are complete, and readers only copy them.
             cpu.seal(words, self._layout.shape, blocks, np.uint64(entry.sequence), entry.blocks)
             self._segments.append(self.slot, words, self._allowance)
-            # From here on readers look for these rows in the file, which contains them since the line above. The buffer
-            # is zeroed because the tag of an empty cell is 0, and so is the padding of cells.
+            # From here on readers look for these rows in the file, which contains them since the
+            # line above. The buffer is zeroed because the tag of an empty cell is 0, and so is the
+            # padding of cells.
             with self._lock:
                 words[:] = 0
                 self._segments.bytes_written += words.nbytes
                 self._segments.blocks[self.slot] += blocks
                 first = int(self._segments.blocks[self.slot]) * self._layout.per_block
                 end = self._layout.segment_blocks * self._layout.per_block
-                self._state[1:] = (first, first, min(first + self._layout.buffer_blocks * self._layout.per_block, end))
+                self._state[1:] = (
+                    first,
+                    first,
+                    min(first + self._layout.buffer_blocks * self._layout.per_block, end),
+                )
         if self.slot >= 0 and self._segments.blocks[self.slot] == self._layout.segment_blocks:
             self._seal()
 
@@ -425,17 +462,22 @@ _MOST_LIVE = 0.95
 
 
 def dead_weight(segments: SegmentFiles, most_amplification: float) -> bool:
-    """Whether the segments have more than `most_amplification` cells per live row, apart from four segments."""
+    """Whether the segments have more than `most_amplification` cells per live row, apart from four
+    segments.
+    """
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 4 * segments.layout.segment_blocks * segments.layout.per_block
     return cells > most_amplification * int(segments.live.sum()) + free
 
 
 def background_due(segments: SegmentFiles, most_amplification: float) -> bool:
-    """Whether the background thread should compact: the space bound is near, or few slots are free."""
+    """Whether the background thread should compact: the space bound is near, or few slots are
+    free.
+    """
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 2 * segments.layout.segment_blocks * segments.layout.per_block
-    # Two segments instead of the four of `dead_weight`: the thread should finish before writers must wait.
+    # Two segments instead of the four of `dead_weight`: the thread should finish before writers
+    # must wait.
     early = cells > _EARLY * most_amplification * int(segments.live.sum()) + free
     return early or len(segments.used) > segments.layout.slots - 12
 
@@ -446,8 +488,8 @@ def next_to_rewrite(segments: SegmentFiles) -> int:
     if not len(sealed):
         return -1
     live, cells = segments.live[sealed], segments.blocks[sealed] * segments.layout.per_block
-    # If slots run out instead of bytes (short segments that checkpoints sealed use one each), the segment with the
-    # fewest live rows is selected, whatever its share of live rows.
+    # If slots run out instead of bytes (short segments that checkpoints sealed use one each), the
+    # segment with the fewest live rows is selected, whatever its share of live rows.
     if len(segments.used) > segments.layout.slots - 12:
         return int(sealed[np.argmin(live)])
     best = int(np.argmin(live / cells))
@@ -463,7 +505,9 @@ class Compactor:
         self._lock = lock
         self.appender = Appender(segments, lock, allowance=0)
         layout = segments.layout
-        self.stride = allocate_bytes(max(_STRIDE_BYTES // layout.block_bytes, 1) * layout.block_bytes).view(np.uint64)
+        self.stride = allocate_bytes(max(_STRIDE_BYTES // layout.block_bytes, 1) * layout.block_bytes).view(
+            np.uint64
+        )
 
     def rewrite_one(self) -> bool:
         """Rewrite the segment that frees the most space; return False if none frees any.
@@ -475,7 +519,8 @@ class Compactor:
         StorageError
             If the segment is damaged; it is kept.
         """
-        # From here on writers may supersede rows of the segment, but never add any, because it is sealed.
+        # From here on writers may supersede rows of the segment, but never add any, because it is
+        # sealed.
         with self._lock:
             slot = next_to_rewrite(self._segments)
         if slot < 0:
@@ -496,9 +541,11 @@ class Compactor:
         shape, per_block = layout.shape, layout.per_block
         words = self.stride[: blocks * shape.block_words]
         descriptor = int(self._segments.descriptors[entry.slot])
-        # Without the lock: a sealed segment does not change, and `_moving` keeps it from being removed.
+        # Without the lock: a sealed segment does not change, and `_moving` keeps it from being
+        # removed.
         bad = cpu.read_checked(descriptor, np.uint64(entry.sequence), first, blocks, words, shape)
-        # Damaged blocks are not skipped: their rows would be lost silently when the segment is removed.
+        # Damaged blocks are not skipped: their rows would be lost silently when the segment is
+        # removed.
         if bad >= 0:
             raise self._segments.damage(entry.slot, first + bad)
         source = words, as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block
@@ -509,12 +556,15 @@ class Compactor:
                 done = cpu.relocate(*source, done, cells, index, target.buffer, shape)
             if done == cells:
                 return
-            # Without the lock, because it writes a megabyte; readers find the rows in the buffer meanwhile.
+            # Without the lock, because it writes a megabyte; readers find the rows in the buffer
+            # meanwhile.
             target.make_room()
 
 
 class Background:
-    """A thread that calls `work` when woken. `raise_error` raises an exception of `work` in the caller's thread."""
+    """A thread that calls `work` when woken. `raise_error` raises an exception of `work` in the
+    caller's thread.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work

@@ -1,7 +1,8 @@
 """Groups of tables of one width that share kernel calls: the interface that the engine uses.
 
-There are two kinds: the rows of `ResidentTables` are all in level 0, the rows of `CachedTables` pass through the slots
-of a cache. Both pool from `SlotMemory` and are updated there by the same kernels, which see only slots.
+There are two kinds: the rows of `ResidentTables` are all in level 0, the rows of `CachedTables`
+pass through the slots of a cache. Both pool from `SlotMemory` and are updated there by the same
+kernels, which see only slots.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class BatchStamp(NamedTuple):
     value : int
         Stamp of the slots of this batch; one more than the stamp of the batch before.
     horizon : int
-        Oldest stamp that is protected: slots with this stamp or a later one are not evicted, because batches that use
-        them may be in flight.
+        Oldest stamp that is protected: slots with this stamp or a later one are not evicted,
+        because batches that use them may be in flight.
     number : int
-        Number of batches before this one since training began. It is never repeated: the noise that rounds an evicted
-        row is a function of it. In methods of tables it is the argument `batch_number`.
+        Number of batches before this one since training began. It is never repeated: the noise that
+        rounds an evicted row is a function of it. In methods of tables it is the argument
+        `batch_number`.
     make_room : callable
-        Waits until all earlier batches are done, or raises an error. It is called between moves, if a batch does not
-        fit next to the earlier ones.
+        Waits until all earlier batches are done, or raises an error. It is called between moves, if
+        a batch does not fit next to the earlier ones.
     """
 
     value: int
@@ -55,12 +57,16 @@ _MOST_SAMPLES = 128
 
 @dataclass
 class RowTraffic:
-    """Number of rows fetched into slots and evicted so far, and samples of how many rows single batches need."""
+    """Number of rows fetched into slots and evicted so far, and samples of how many rows single
+    batches need.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
     samples: list[NDArray[np.int64]] = field(default_factory=list)
-    """``[2, T]`` arrays: per table, the distinct rows of a batch and how many of them were fetched; oldest first."""
+    """``[2, T]`` arrays: per table, the distinct rows of a batch and how many of them were fetched;
+    oldest first.
+    """
     every: int = 16
     """Batches between two samples; doubled when there are too many samples."""
 
@@ -70,11 +76,13 @@ class RowTraffic:
         Parameters
         ----------
         counts : ndarray
-            ``[2, T]`` int64: for each of T tables, the distinct rows of a batch, and how many of them were fetched.
+            ``[2, T]`` int64: for each of T tables, the distinct rows of a batch, and how many of
+            them were fetched.
         """
         self.samples.append(counts)
         if len(self.samples) > _MOST_SAMPLES:
-            self.samples, self.every = self.samples[::2], 2 * self.every
+            self.samples = self.samples[::2]
+            self.every = 2 * self.every
 
     @property
     def mean_per_batch(self) -> NDArray[np.float64]:
@@ -84,12 +92,17 @@ class RowTraffic:
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
-    """Return ``(table, feature name)`` for every feature of the tables `configs`, in the order of `group_layout`."""
+    """Return ``(table, feature name)`` for every feature of the tables `configs`, in the order of
+    `group_layout`.
+    """
     return [(table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)]
 
 
 def group_layout(
-    configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
+    configs: Sequence[EmbeddingBagConfig],
+    columns: Mapping[str, int],
+    first_slot: Sequence[int],
+    slots: Sequence[int],
 ) -> GroupLayout:
     """Return the layout of tables of one width as kernels use it.
 
@@ -165,7 +178,8 @@ class TableGroup(ABC):
 
     @abstractmethod
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBags:
-        """Bring the rows of a batch into level 0 and stage its bags there, with slots in place of ids.
+        """Bring the rows of a batch into level 0 and stage its bags there, with slots in place of
+        ids.
 
         Parameters
         ----------
@@ -179,7 +193,8 @@ class TableGroup(ABC):
         Raises
         ------
         StrataError
-            Also for an id outside its table. All rows are then unchanged, unless `Health` has failed.
+            Also for an id outside its table. All rows are then unchanged, unless `Health` has
+            failed.
         """
 
     def apply_missed_steps(self, staged: StagedBags) -> None:
@@ -196,7 +211,8 @@ class TableGroup(ABC):
 
     @abstractmethod
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing moves.
+        """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing
+        moves.
 
         Parameters
         ----------
@@ -212,7 +228,8 @@ class TableGroup(ABC):
         """
 
     def pool(self, staged: StagedBags, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Pool the rows of a staged batch, and return the rows of sequence features, as `read` does.
+        """Pool the rows of a staged batch, and return the rows of sequence features, as `read`
+        does.
 
         Parameters
         ----------
@@ -229,8 +246,11 @@ class TableGroup(ABC):
         counts = [last - first for first, last in map(staged.bags.span, self._sequences.tolist())]
         return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
 
-    def pool_with_room(self, staged: StagedBags, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Pool like `pool`, except that rows of zeros may follow the rows of a sequence feature (`SlotMemory.gather`).
+    def pool_with_room(
+        self, staged: StagedBags, out: Tensor, memory: SlotMemory | None = None
+    ) -> list[Tensor]:
+        """Pool like `pool`, except that rows of zeros may follow the rows of a sequence feature
+        (`SlotMemory.gather`).
 
         The arguments are those of `pool`.
         """
@@ -238,7 +258,9 @@ class TableGroup(ABC):
         memory.pool(staged, out)
         return [memory.gather(staged, feature) for feature in self._sequences.tolist()]
 
-    def _pool_once(self, packed: PackedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+    def _pool_once(
+        self, packed: PackedBatch, out: Tensor, memory: SlotMemory | None = None
+    ) -> list[Tensor]:
         """Pool a batch of this group alone that is not trained, and release it."""
         rows = self.pool(packed.staged[0], out, memory)
         packed.release()
@@ -264,7 +286,9 @@ class TableGroup(ABC):
         """Record that a step has changed, or will change, the rows of the batch `staged`."""
 
     def bags(self, features: KeyedJagged) -> BagBatch:
-        """Return the bags of these tables' features in the batch `features`; the arrays are shared."""
+        """Return the bags of these tables' features in the batch `features`; the arrays are
+        shared.
+        """
         key = self._key_places(features.keys)
         return BagBatch(
             values=features.values.numpy(),
@@ -276,8 +300,11 @@ class TableGroup(ABC):
         )
 
     def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return the position in `keys` of each feature of the group; cached, since batches have the same keys."""
-        # Read and replaced as one tuple: one thread may stage batches while another reads one with other keys.
+        """Return the position in `keys` of each feature of the group; cached, since batches have
+        the same keys.
+        """
+        # Read and replaced as one tuple: one thread may stage batches while another reads one with
+        # other keys.
         cached_keys, positions = self._places
         if keys != cached_keys:
             places = {name: place for place, name in enumerate(keys)}
@@ -308,12 +335,18 @@ class TableGroup(ABC):
     # Rows by number
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """Return ``weight`` ``[R, D]`` and optimizer state of the table `name`: views if resident, else copies."""
-        return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
+        """Return ``weight`` ``[R, D]`` and optimizer state of the table `name`: views if resident,
+        else copies.
+        """
+        return self.part(
+            name, 0, next(table.num_embeddings for table in self.configs if table.name == name)
+        )
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return rows ``first:last`` of the table `name` with their optimizer state, all steps applied."""
+        """Return rows ``first:last`` of the table `name` with their optimizer state, all steps
+        applied.
+        """
 
     @abstractmethod
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
@@ -328,12 +361,14 @@ class TableGroup(ABC):
         places : ndarray
             ``[n]`` int64 rows of `source`.
         batch_number : int
-            Number of a batch (`BatchStamp.number`), of which the noise that rounds records at home is a function.
+            Number of a batch (`BatchStamp.number`), of which the noise that rounds records at home
+            is a function.
         """
 
     @abstractmethod
     def read_rows(self, rows: Indices) -> FloatRows:
-        """Return copies of distinct rows of the group with their optimizer state, all steps applied.
+        """Return copies of distinct rows of the group with their optimizer state, all steps
+        applied.
 
         Parameters
         ----------
@@ -345,14 +380,16 @@ class TableGroup(ABC):
 
     @abstractmethod
     def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
-        """Write all rows, or the rows that changed since `previous`, into the new directory; return the manifest.
+        """Write all rows, or the rows that changed since `previous`, into the new directory; return
+        the manifest.
 
         Parameters
         ----------
         directory : Path
             Directory of this group, which is empty.
         previous : Path or None
-            Directory of the last save or restore of this group, whose files are linked; None to write all rows.
+            Directory of the last save or restore of this group, whose files are linked; None to
+            write all rows.
         oldest_stamp : int
             Stamp of the oldest batch in flight: batches before it change nothing more.
         """
@@ -377,7 +414,9 @@ class TableGroup(ABC):
 
     @abstractmethod
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the group with this `manifest`, the result of `save`, has the same layout of rows as this group."""
+        """Whether the group with this `manifest`, the result of `save`, has the same layout of rows
+        as this group.
+        """
 
     @property
     def grows(self) -> bool:
@@ -416,9 +455,11 @@ _BITS = 40
 
 
 class TableNumbers:
-    """Row numbers in files of tables that may grow: a table's numbers do not depend on the sizes of other tables.
+    """Row numbers in files of tables that may grow: a table's numbers do not depend on the sizes of
+    other tables.
 
-    Row r of the t-th table of a group is ``t << 40 | r`` in files; in memory the rows of the tables are contiguous.
+    Row r of the t-th table of a group is ``t << 40 | r`` in files; in memory the rows of the tables
+    are contiguous.
 
     Parameters
     ----------
@@ -433,7 +474,9 @@ class TableNumbers:
         """One more than the largest number."""
 
     def to_files(self, rows: Indices) -> Indices:
-        """Convert `rows` of the group, ``[n]`` int64, to their numbers in files; the order is kept."""
+        """Convert `rows` of the group, ``[n]`` int64, to their numbers in files; the order is
+        kept.
+        """
         table = np.searchsorted(self._first, rows, side="right") - 1
         return (table << _BITS) + rows - self._first[table]
 
@@ -447,6 +490,8 @@ class TableNumbers:
         """
         table, row = numbers >> _BITS, numbers & ((1 << _BITS) - 1)
         if (row >= self._sizes[table]).any():
-            raise CheckpointError("a checkpoint has rows beyond the end of their table; use another checkpoint")
+            raise CheckpointError(
+                "a checkpoint has rows beyond the end of their table; use another checkpoint"
+            )
         rows: Indices = self._first[table] + row
         return rows

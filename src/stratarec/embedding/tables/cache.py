@@ -1,19 +1,23 @@
-"""The cache of a table group: a directory of rows in slots, movers between slots and home, and saved slots.
+"""The cache of a table group: a directory of rows in slots, movers between slots and home, and
+saved slots.
 
-The cache of each table is set-associative, with a tag and a stamp of 4 bytes per slot. A row is in its slot or in its
-record, never in both: a resident row was fetched to be trained and is written back when its slot is needed, so there is
-no dirty bit. One set in sixteen belongs to an overflow area with another hash, for rows whose own set is full of rows
-in use. Hot rows have permanent slots after all caches of the group. Two comparisons show whether an id is hot, and its
-slot follows from the id, so hot rows need neither tag nor stamp.
+The cache of each table is set-associative, with a tag and a stamp of 4 bytes per slot. A row is in
+its slot or in its record, never in both: a resident row was fetched to be trained and is written
+back when its slot is needed, so there is no dirty bit. One set in sixteen belongs to an overflow
+area with another hash, for rows whose own set is full of rows in use. Hot rows have permanent slots
+after all caches of the group. Two comparisons show whether an id is hot, and its slot follows from
+the id, so hot rows need neither tag nor stamp.
 
-The `Directory` decides which rows move, and a `Mover` moves them in two steps. `Mover.begin` writes evicted rows to
-the home and reads missing rows from it; no slot changes, so the assignment of slots can still be undone. `Mover.finish`
-writes slots. An interrupt there loses rows, and sets the `Health` of the collection to failed. If records are
-addressable memory (dram, mapped) that slots can be swapped with, rows are moved in one pass. If records are in files or
-slots are on another device, rows are encoded, written, read and decoded, one batch at a time.
+The `Directory` decides which rows move, and a `Mover` moves them in two steps. `Mover.begin` writes
+evicted rows to the home and reads missing rows from it; no slot changes, so the assignment of slots
+can still be undone. `Mover.finish` writes slots. An interrupt there loses rows, and sets the
+`Health` of the collection to failed. If records are addressable memory (dram, mapped) that slots
+can be swapped with, rows are moved in one pass. If records are in files or slots are on another
+device, rows are encoded, written, read and decoded, one batch at a time.
 
-A slot record in a checkpoint is ``[row int64, stamp int32, 4 bytes of zero, float32 row]``; a slot that was emptied has
-row -1. The slots that changed since the last checkpoint follow from their stamps, so training sets no marks.
+A slot record in a checkpoint is ``[row int64, stamp int32, 4 bytes of zero, float32 row]``; a slot
+that was emptied has row -1. The slots that changed since the last checkpoint follow from their
+stamps, so training sets no marks.
 """
 
 from __future__ import annotations
@@ -69,7 +73,8 @@ class Directory:
     Raises
     ------
     ConfigError
-        For a table with more rows, or a cache with more slots, than tags and slot numbers can address.
+        For a table with more rows, or a cache with more slots, than tags and slot numbers can
+        address.
     """
 
     def __init__(
@@ -82,7 +87,9 @@ class Directory:
         seed: int,
     ) -> None:
         rows = np.array([table.num_embeddings for table in configs], dtype=np.int64)
-        shapes = np.array([cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64)
+        shapes = np.array(
+            [cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64
+        )
         hot = np.array([tiers[table.name].hot_rows for table in configs], dtype=np.int64)
         for table, sets, many in zip(configs, shapes.sum(axis=1).tolist(), hot.tolist(), strict=True):
             _check_size(table, sets * ways, many)
@@ -112,7 +119,8 @@ class Directory:
         """Policy, and the parameters that determine the possible slots of each row, as JSON."""
         layout = self.layout
         sets = [
-            [int(regular), int(overflow)] for regular, overflow in zip(layout.sets, layout.overflow_sets, strict=True)
+            [int(regular), int(overflow)]
+            for regular, overflow in zip(layout.sets, layout.overflow_sets, strict=True)
         ]
         shape = {"ways": layout.ways, "policy": layout.policy, "sets": sets}
         if layout.hot is not None:
@@ -130,7 +138,9 @@ class Directory:
         return np.arange(self.layout.slots, self.slots, dtype=np.int64)
 
     def locate_hot(self, rows: Indices) -> Indices:
-        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows that are not hot."""
+        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows that are
+        not hot.
+        """
         tables = self.tables_of(rows)
         return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
@@ -138,7 +148,8 @@ class Directory:
     def assign(
         self, group: GroupLayout, bags: BagBatch, out: NDArray[np.int32], stamp: int, horizon: int
     ) -> kernel.Staging:
-        """Assign a slot to every id of a batch and list the moves that this requires; `undo` reverts it.
+        """Assign a slot to every id of a batch and list the moves that this requires; `undo`
+        reverts it.
 
         Parameters
         ----------
@@ -147,22 +158,32 @@ class Directory:
         bags : BagBatch
             Bags of the group's features.
         out : ndarray
-            ``[N]`` int32: receives the slots, relative to the first slot of their table; -1 if there is no room.
+            ``[N]`` int32: receives the slots, relative to the first slot of their table; -1 if
+            there is no room.
         stamp : int
             Stamp of the batch, which its slots get.
         horizon : int
             Oldest protected stamp: slots with this stamp or a later one are not evicted.
         """
         return kernel.stage(
-            group, self.layout, self.state, bags, out, stamp=stamp, horizon=horizon, workspace=self.workspace
-        )  # fmt: skip
+            group,
+            self.layout,
+            self.state,
+            bags,
+            out,
+            stamp=stamp,
+            horizon=horizon,
+            workspace=self.workspace,
+        )
 
     def undo(self, staging: kernel.Staging) -> None:
         """Revert the `assign` that returned `staging`, before any row has moved."""
         kernel.undo(self.state, staging, self.workspace)
 
     def locate(self, rows: Indices) -> Indices:
-        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows at home."""
+        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows at
+        home.
+        """
         tables = self.tables_of(rows)
         return kernel.locate(self.layout, self.state, tables, rows - self.layout.first_row[tables])
 
@@ -173,7 +194,9 @@ class Directory:
         return kernel.Moves(rows=rows, slots=slots, tables=tables, keys=keys)
 
     def tables_of(self, rows: Indices) -> NDArray[np.int32]:
-        """Return the table's index in the group for each of `rows`, ``[n]`` int64 rows of the group."""
+        """Return the table's index in the group for each of `rows`, ``[n]`` int64 rows of the
+        group.
+        """
         return (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
 
     # Stamps and tags at rest
@@ -203,12 +226,15 @@ class Directory:
                 yield slots + first
 
     def rows_in(self, slots: Indices) -> Indices:
-        """Return the row of the group that is in each of `slots`, ``[n]`` int64; -1 for empty slots."""
+        """Return the row of the group that is in each of `slots`, ``[n]`` int64; -1 for empty
+        slots.
+        """
         rows = np.empty(len(slots), dtype=np.int64)
         hot = slots >= self.layout.slots
         tables, ids = self.layout.hot_slots.rows_in(slots[hot])
         rows[hot] = self.layout.first_row[tables] + ids
-        # Slots of caches only: hot slots come after the last table's cache and would be attributed to that table.
+        # Slots of caches only: hot slots come after the last table's cache and would be attributed
+        # to that table.
         tables = np.searchsorted(self.layout.slot_start, slots[~hot], side="right") - 1
         tags = self.state.tags[slots[~hot]].astype(np.int64)
         rows[~hot] = np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
@@ -243,20 +269,27 @@ class Directory:
         slots, rows, stamps = slots[~hot], rows[~hot], stamps[~hot]
         tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
         # A tag has 32 bits: a row of another table would become a row of this one.
-        stray = (rows >= 0) & ((rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables]))
+        stray = (rows >= 0) & (
+            (rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables])
+        )
         if (rows < -1).any() or stray.any():
             raise CheckpointError("slots contain rows of other tables; use another checkpoint")
         state.tags[slots] = np.where(rows < 0, 0, rows - layout.first_row[tables] + 1).astype(np.int32)
         state.stamps[slots] = stamps
         overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
-        # A lookup searches only as much of the overflow area as may contain rows; the exact extent is not known here.
+        # A lookup searches only as much of the overflow area as may contain rows; the exact extent
+        # is not known here.
         spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
         state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
 
     def fault(self, stamp: int) -> str:
-        """Describe what is wrong with slots from a checkpoint whose next batch has `stamp`; empty if they are valid."""
+        """Describe what is wrong with slots from a checkpoint whose next batch has `stamp`; empty
+        if they are valid.
+        """
         if len(self.state.stamps) and (self.state.stamps.min() < -1 or self.state.stamps.max() > stamp):
-            return f"stamps of {self.state.stamps.min()} to {self.state.stamps.max()}, expected -1 to {stamp}"
+            return (
+                f"stamps of {self.state.stamps.min()} to {self.state.stamps.max()}, expected -1 to {stamp}"
+            )
         for slots in self.used():
             if (self.locate(self.rows_in(slots)) != slots).any():
                 return "a row is in two slots, or in a slot of another set"
@@ -277,8 +310,9 @@ def _check_size(table: EmbeddingBagConfig, slots: int, hot: int) -> None:
         )
     if table.num_embeddings > MAX_ROWS:
         raise ConfigError(
-            f"table {table.name!r} has {table.num_embeddings:,} rows; a cached table has at most {MAX_ROWS:,}: split "
-            "it into several tables, or leave it out of the tiers to keep it in level 0"
+            f"table {table.name!r} has {table.num_embeddings:,} rows; a cached table has at most "
+            f"{MAX_ROWS:,}: split it into several tables, or leave it out of the "
+            "tiers to keep it in level 0"
         )
     if slots > MAX_ROWS:
         raise ConfigError(f"table {table.name!r}: cache_rows is {slots:,}, expected at most {MAX_ROWS:,}")
@@ -291,7 +325,9 @@ class Fetched:
     incoming: kernel.Moves
     """Rows and their slots, n of them."""
     records: Records | Tensor
-    """``[n, record_bytes]`` uint8 records of these rows; or all records of the home, indexed by row."""
+    """``[n, record_bytes]`` uint8 records of these rows; or all records of the home, indexed by
+    row.
+    """
     present: NDArray[np.bool_]
     """``[n]`` whether a row has a record; other rows get their initial values."""
 
@@ -314,7 +350,12 @@ class Mover(ABC):
     """
 
     def __init__(
-        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
+        self,
+        names: Sequence[str],
+        directory: Directory,
+        codec: RecordCodec,
+        store: RecordStore,
+        memory: SlotMemory,
     ) -> None:
         self._names = tuple(names)
         self._directory = directory
@@ -335,12 +376,14 @@ class Mover(ABC):
         staging : kernel.Staging
             Moves that `Directory.assign` listed.
         batch_number : int
-            Number of the batch (`BatchStamp.number`), of which the noise that rounds evicted rows is a function.
+            Number of the batch (`BatchStamp.number`), of which the noise that rounds evicted rows
+            is a function.
 
         Returns
         -------
         Fetched or None
-            The missing rows, to be passed to `finish`; None if there are none, or if `finish` reads them itself.
+            The missing rows, to be passed to `finish`; None if there are none, or if `finish` reads
+            them itself.
 
         Raises
         ------
@@ -367,7 +410,8 @@ class Mover(ABC):
 
     @abstractmethod
     def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
-        """Decode rows from the home into other slots; the home and the slots of this mover do not change.
+        """Decode rows from the home into other slots; the home and the slots of this mover do not
+        change.
 
         Parameters
         ----------
@@ -383,15 +427,21 @@ class Mover(ABC):
         return self._buffer.nbytes + self._pinned_bytes
 
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
-        """Encode rows `places` of `source` and write them to the store as `rows`; see `TableGroup.write_rows`."""
+        """Encode rows `places` of `source` and write them to the store as `rows`; see
+        `TableGroup.write_rows`.
+        """
         keys = self._directory.moves_of(rows, places).keys
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
-        bad = self.codec.encode(source, places, records, np.arange(len(rows), dtype=np.int64), keys, batch_number)
+        bad = self.codec.encode(
+            source, places, records, np.arange(len(rows), dtype=np.int64), keys, batch_number
+        )
         if bad >= 0:
             raise self._unfit_row(int(rows[bad]))
         self.store.write(rows, records)
 
-    def _encode(self, moves: kernel.Moves, records: Records | Tensor, places: Indices, batch_number: int) -> None:
+    def _encode(
+        self, moves: kernel.Moves, records: Records | Tensor, places: Indices, batch_number: int
+    ) -> None:
         bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, batch_number)
         if bad >= 0:
             raise self._unfit_row(int(moves.rows[bad]))
@@ -399,7 +449,8 @@ class Mover(ABC):
     def _place(self, fetched: Fetched, places: Indices, memory: SlotMemory) -> None:
         """Decode records into slots of `memory`; rows without a record get their initial values."""
         memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
-        # A row that was never written has no record: its initial value follows from (seed, table, row).
+        # A row that was never written has no record: its initial value follows from (seed, table,
+        # row).
         if not fetched.present.all():
             memory.initialize(self._directory.layout, fetched.incoming, ~fetched.present)
 
@@ -409,17 +460,22 @@ class Mover(ABC):
 
     def _unfit(self, table: int, row: int) -> TrainingError:
         return TrainingError(
-            f"table {self._names[table]!r}, row {row}: a weight or its optimizer state is not a finite number that "
-            f"{self.codec.config.kind} can hold; lower the learning rate or give the table a larger precision"
+            f"table {self._names[table]!r}, row {row}: a weight or its optimizer state is not a finite "
+            "number that "
+            f"{self.codec.config.kind} can hold; lower the learning rate or give the "
+            "table a larger precision"
         )
 
 
 class AddressableHome(Mover):
-    """Mover for stores in addressable memory: it writes a slot's evicted row and reads its new row in one pass."""
+    """Mover for stores in addressable memory: it writes a slot's evicted row and reads its new row
+    in one pass.
+    """
 
     @property
     def _array(self) -> Records:
-        # Read from the store each time: a reference kept here would keep a closed store's memory alive.
+        # Read from the store each time: a reference kept here would keep a closed store's memory
+        # alive.
         array = self.store.array
         assert array is not None
         return array
@@ -428,7 +484,8 @@ class AddressableHome(Mover):
     def begin(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         if not staging.released.any():
             return None
-        # Done before `finish`, which may put other rows into the slots of the overflow area that are released here.
+        # Done before `finish`, which may put other rows into the slots of the overflow area that
+        # are released here.
         moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
         self._encode(moves, self._array, moves.rows, batch_number)
         self.store.mark_written(moves.rows)
@@ -439,7 +496,9 @@ class AddressableHome(Mover):
         layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
         assert bits is not None
         assert isinstance(self.memory, CpuSlots)
-        refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), batch_number)
+        refused = self.memory.swap(
+            layout, staging, workspace, self.codec, (self._array, *bits), batch_number
+        )
         if refused is not None:
             raise self._unfit(*refused)
 
@@ -461,7 +520,9 @@ class DeviceHome(Mover):
         if len(outgoing):
             self._encode(outgoing, self._records, outgoing.rows, batch_number)
             self.store.mark_written(outgoing.rows)
-        return Fetched(incoming, self._records, self.store.written(incoming.rows)) if len(incoming) else None
+        return (
+            Fetched(incoming, self._records, self.store.written(incoming.rows)) if len(incoming) else None
+        )
 
     @traced("place rows")
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, batch_number: int) -> None:
@@ -553,7 +614,8 @@ class SlotRecords:
         self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
 
     def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
-        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``; return the manifest.
+        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``;
+        return the manifest.
 
         The arguments are those of `TableGroup.save`.
         """
@@ -590,7 +652,9 @@ class SlotRecords:
         self._saved_at = max(self._saved_at - by, 0)
 
     def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
-        """Return the records of `slots` for a file, ``[n, bytes]``; the module's docstring has their layout."""
+        """Return the records of `slots` for a file, ``[n, bytes]``; the module's docstring has
+        their layout.
+        """
         rows = self._directory.rows_in(slots)
         head = np.zeros(len(slots), dtype=_HEAD)
         head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
@@ -647,7 +711,9 @@ def saved_slots(
         for places, records in read_rows(folder / entry["name"], entry["rows"], width, slots):
             head, floats = _split(records)
             if (head["row"] >= rows).any():
-                raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
+                raise CheckpointError(
+                    f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint"
+                )
             valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
             decoded = FloatRows.allocate(len(valid), codec.width, **codec.layout.state_shape)
             exact.decode(floats, valid, decoded, np.arange(len(valid), dtype=np.int64))

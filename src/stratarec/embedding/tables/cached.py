@@ -1,8 +1,8 @@
 """Tables whose rows are stored in a home and pass through the slots of a cache.
 
-A row is always in exactly one place, its slot or its record, so a step never reads a stale copy. Every row in a slot
-was fetched to be trained, so every evicted row is written back. Hot rows have permanent slots, and their records are
-never used.
+A row is always in exactly one place, its slot or its record, so a step never reads a stale copy.
+Every row in a slot was fetched to be trained, so every evicted row is written back. Hot rows have
+permanent slots, and their records are never used.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class CachedTables(TableGroup):
         memory = level0.slots(directory.slots, codec.width, step_clock.optimizer)
         # Kernels count a table's slots from its first one: slots of hot rows come after the caches.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
-        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), step_clock)
+        super().__init__(
+            configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), step_clock
+        )
         self.codec = codec
         self.store = store
         self.directory = directory
@@ -93,7 +95,8 @@ class CachedTables(TableGroup):
         fetched = np.zeros(len(self.configs), dtype=np.int64)
         stuck = self._bring_in(bags, out, stamp, stamp.horizon, fetched)
         if stuck >= 0 and stamp.horizon < stamp.value:
-            # Rows that were fetched so far stay: they are needed, and the second pass finds them in their slots.
+            # Rows that were fetched so far stay: they are needed, and the second pass finds them in
+            # their slots.
             stamp.make_room()
             stuck = self._bring_in(bags, out, stamp, stamp.value, fetched)
         if stuck >= 0:
@@ -106,14 +109,24 @@ class CachedTables(TableGroup):
         """Do nothing: the stamps of slots show which rows changed."""
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
-        """Count the distinct rows of a batch that are in each table's cache. Hot rows are not in it."""
+        """Count the distinct rows of a batch that are in each table's cache. Hot rows are not in
+        it.
+        """
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
         ends, starts = self.layout.table_start.tolist(), self.directory.layout.slot_start
         distinct = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
-        return [int(np.count_nonzero(used < starts[-1] - start)) for used, start in zip(distinct, starts, strict=False)]
+        return [
+            int(np.count_nonzero(used < starts[-1] - start))
+            for used, start in zip(distinct, starts, strict=False)
+        ]
 
     def _bring_in(
-        self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp, horizon: int, counts: NDArray[np.int64]
+        self,
+        bags: BagBatch,
+        out: NDArray[np.int32],
+        stamp: BatchStamp,
+        horizon: int,
+        counts: NDArray[np.int64],
     ) -> int:
         """Fetch the batch's rows as far as there is room, and add their numbers to `counts`.
 
@@ -149,10 +162,11 @@ class CachedTables(TableGroup):
         needed = max(slots_for_batch(distinct, ways), slots + slots // 4)
         size = needed * (self.memory.nbytes // self.memory.slots) / 2**20
         return (
-            f"table {self.configs[table].name!r}: a batch with {distinct:,} distinct rows does not fit into its cache "
-            f"of {slots:,} slots, because rows are assigned to sets of {ways} slots by hash; {needed:,} slots "
-            f"({size:.1f} MiB) hold such a batch: set a larger memory.cache.fraction (cache_rows), more "
-            "memory.cache.ways, or a smaller train.batch_size"
+            f"table {self.configs[table].name!r}: a batch with {distinct:,} distinct rows does not fit "
+            "into its cache "
+            f"of {slots:,} slots, because rows are assigned to sets of {ways} slots by hash; {needed:,} "
+            f"slots ({size:.1f} MiB) hold such a batch: set a larger memory.cache.fraction (cache_rows), "
+            "more memory.cache.ways, or a smaller train.batch_size"
         )
 
     # Reading
@@ -162,12 +176,16 @@ class CachedTables(TableGroup):
         rows = [self._rows_of(feature, bags) for feature in range(len(self.features))]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
         values = np.empty(len(bags.values), dtype=np.int64)
-        for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
+        for (first, last), part in zip(
+            spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False
+        ):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         memory = self.copy(distinct)
-        return self._pool_once(memory.pack((memory.stage(layout, replace(bags, values=values)),)), out, memory)
+        return self._pool_once(
+            memory.pack((memory.stage(layout, replace(bags, values=values)),)), out, memory
+        )
 
     def _rows_of(self, feature: int, bags: BagBatch) -> Indices:
         """Check a feature's ids and return their rows in the group."""
@@ -204,7 +222,8 @@ class CachedTables(TableGroup):
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
     def read_records(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return the records of rows ``first:last`` of the table `name`, and whether each record is current.
+        """Return the records of rows ``first:last`` of the table `name`, and whether each record is
+        current.
 
         Returns
         -------
@@ -215,7 +234,8 @@ class CachedTables(TableGroup):
 
         Notes
         -----
-        The record of a row that is in a slot, missed steps or was never trained is not current and has no meaning.
+        The record of a row that is in a slot, missed steps or was never trained is not current and
+        has no meaning.
         """
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
@@ -228,12 +248,16 @@ class CachedTables(TableGroup):
         return records, current
 
     def rows_in_slots(self, name: str, first: int, last: int) -> Indices:
-        """Return the rows among ``first:last`` of the table `name` that are in a slot, ascending."""
+        """Return the rows among ``first:last`` of the table `name` that are in a slot,
+        ascending.
+        """
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
-        """Overwrite rows of the group in their slots, or else in the store. The base class describes the arguments."""
+        """Overwrite rows of the group in their slots, or else in the store. The base class
+        describes the arguments.
+        """
         slots = self.directory.locate(rows)
         resident = slots >= 0
         self.memory.write(slots[resident], source, places[resident])

@@ -29,7 +29,8 @@ from stratarec.progress import traced
 class ResidentTables(TableGroup):
     """Tables in which every row has its own slot, in float32.
 
-    Initial weights are uniform in +-bound, a function of (seed, table name, row of the complete table).
+    Initial weights are uniform in +-bound, a function of (seed, table name, row of the complete
+    table).
 
     Parameters
     ----------
@@ -73,7 +74,8 @@ class ResidentTables(TableGroup):
     def _mark_trained(self) -> None:
         """Mark in `_trained` the rows that differ from their initial values.
 
-        If every change is recorded in `_changed`, its marks are added. Otherwise each row is compared.
+        If every change is recorded in `_changed`, its marks are added. Otherwise each row is
+        compared.
         """
         if not self._viewed and (self._chain.started or self.step_clock.optimizer.clocked):
             np.bitwise_or(self._trained, self._changed, out=self._trained)
@@ -87,7 +89,9 @@ class ResidentTables(TableGroup):
 
     @traced("stage")
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBags:
-        """Check the ids and stage the bags. Ids are slots, so nothing is fetched; `out` and `stamp` are not used."""
+        """Check the ids and stage the bags. Ids are slots, so nothing is fetched; `out` and `stamp`
+        are not used.
+        """
         return self._stage(bags)
 
     def _stage(self, bags: BagBatch) -> StagedBags:
@@ -96,22 +100,26 @@ class ResidentTables(TableGroup):
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         packed = self.memory.pack((self._stage(bags),))
-        # Applying missed steps is not a change: the last checkpoint has the same row at an earlier step.
+        # Applying missed steps is not a change: the last checkpoint has the same row at an earlier
+        # step.
         self.apply_missed_steps(packed.staged[0])
         self._fresh = self._fresh and not self.step_clock.optimizer.clocked
         return self._pool_once(packed, out)
 
     def mark_trained(self, staged: StagedBags) -> None:
         self._fresh = False
-        # Marking takes time in every step, so it begins after the first checkpoint, which compares rows with their
-        # initial values instead. Rows with clocks are marked from the start, because reading changes them too.
+        # Marking takes time in every step, so it begins after the first checkpoint, which compares
+        # rows with their initial values instead. Rows with clocks are marked from the start,
+        # because reading changes them too.
         if self._chain.started or self.step_clock.optimizer.clocked:
             mark_rows(self.layout, staged.bags, self._changed)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """Return views of rows ``first:last`` of the table `name`."""
-        # A view can be written at any time without notice: from now on every checkpoint has all rows.
-        self._viewed, self._fresh = True, False
+        # A view can be written at any time without notice: from now on every checkpoint has all
+        # rows.
+        self._viewed = True
+        self._fresh = False
         first, last = self.first_row[name] + first, self.first_row[name] + last
         missed = self.step_clock.missed
         if missed is not None:
@@ -130,7 +138,9 @@ class ResidentTables(TableGroup):
         return self.memory.read(rows)
 
     def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
-        """Write the trained rows. Rows that were never trained are left out: they are computed from their numbers."""
+        """Write the trained rows. Rows that were never trained are left out: they are computed from
+        their numbers.
+        """
         home = directory / "home"
         make_directory(home)
         self._mark_trained()
@@ -143,14 +153,23 @@ class ResidentTables(TableGroup):
         )
         clear_bits(self._changed)
         record = self.codec.record_bytes
-        return {"home": {"format": 1, "layout": "tables", "rows": self.rows, "record_bytes": record, "files": files}}
+        return {
+            "home": {
+                "format": 1,
+                "layout": "tables",
+                "rows": self.rows,
+                "record_bytes": record,
+                "files": files,
+            }
+        }
 
     def reset(self) -> None:
         self.memory.clear_state()
         self._initialize()
         for bits in (self._trained, self._changed):
             clear_bits(bits)
-        self._chain, self._fresh = DeltaChain(), True
+        self._chain = DeltaChain()
+        self._fresh = True
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         files = manifest["home"]["files"]
@@ -181,7 +200,9 @@ class ResidentTables(TableGroup):
 
 
 class _Records:
-    """Array of float32 records, indexed by the numbers that rows have in files; read and written in pieces."""
+    """Array of float32 records, indexed by the numbers that rows have in files; read and written in
+    pieces.
+    """
 
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
         self._memory = tables.memory
@@ -194,7 +215,8 @@ class _Records:
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
-        # NumPy copies as fast as the codec's kernels do, and needs no compilation, which takes seconds.
+        # NumPy copies as fast as the codec's kernels do, and needs no compilation, which takes
+        # seconds.
         records = self._memory.read(rows).to_records().reshape(len(rows), self.shape[1])
         floats = records[:, : self._floats].view(np.float32)
         if not np.isfinite(floats).all():

@@ -40,8 +40,8 @@ def copy_bytes(source, first, target, place, size):
 def prefetch_record(array, row, width):
     """Prefetch the first and the last cache line of a record.
 
-    With the first line only, records of 70 bytes took 107 ns each, and with both 38 ns. Copying them by words or with
-    `memcpy` instead of byte by byte gained nothing more.
+    With the first line only, records of 70 bytes took 107 ns each, and with both 38 ns. Copying
+    them by words or with `memcpy` instead of byte by byte gained nothing more.
     """
     prefetch(array, row * width)
     prefetch(array, row * width + width - 1)
@@ -90,13 +90,23 @@ def exchange(array, width, written, changed, outgoing, out_records, incoming, in
 @njit(parallel=True, nogil=True, cache=True)
 def exchange_parallel(
     array, width, written, changed, outgoing, out_records, incoming, in_records, present, chunks
-):  # fmt: skip
+):
     count = len(outgoing)
     for chunk in prange(chunks):
-        scatter_part(array, outgoing, out_records, width, count * chunk // chunks, count * (chunk + 1) // chunks)
+        scatter_part(
+            array, outgoing, out_records, width, count * chunk // chunks, count * (chunk + 1) // chunks
+        )
     set_bits(written, outgoing)
     set_bits(changed, outgoing)
     test_bits(written, incoming, present)
     more = len(incoming)
     for chunk in prange(chunks):
-        gather_part(array, incoming, present, in_records, width, more * chunk // chunks, more * (chunk + 1) // chunks)
+        gather_part(
+            array,
+            incoming,
+            present,
+            in_records,
+            width,
+            more * chunk // chunks,
+            more * (chunk + 1) // chunks,
+        )

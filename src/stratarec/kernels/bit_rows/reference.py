@@ -16,7 +16,9 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
     bits[:] = np.packbits(every, bitorder="little")
 
 
-def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]) -> None:
+def gather(
+    array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]
+) -> None:
     out[mask] = array[rows[mask]]
 
 

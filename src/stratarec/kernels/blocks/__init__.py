@@ -1,15 +1,16 @@
 """Checksummed records in blocks: packing, verifying, and many direct reads at once.
 
-A block is `block_words` 64-bit words (a multiple of 4 KiB) of one segment file: `per_block` *cells* and zeros. A cell
-is the place of one record, in `cell_words` words::
+A block is `block_words` 64-bit words (a multiple of 4 KiB) of one segment file: `per_block` *cells*
+and zeros. A cell is the place of one record, in `cell_words` words::
 
     | checksum: 4 or 8 bytes | tag: 4 or 8 bytes | record | zeros |
 
-The tag is the record's row + 1, or 0 if the cell is empty. The checksum covers every byte after it. It also depends on
-the number of the segment and of the cell in it, so a cell that is stored in a wrong place counts as damaged. A record
-can be verified without the rest of its block, so a read needs only the device's logical blocks (often 512 bytes) that
-contain the cell. Cells are numbered across all segments: cell ``(slot * segment_blocks + block) * per_block + k``. A
-*location* is the number of a cell + 1, or 0 for none.
+The tag is the record's row + 1, or 0 if the cell is empty. The checksum covers every byte after it.
+It also depends on the number of the segment and of the cell in it, so a cell that is stored in a
+wrong place counts as damaged. A record can be verified without the rest of its block, so a read
+needs only the device's logical blocks (often 512 bytes) that contain the cell. Cells are numbered
+across all segments: cell ``(slot * segment_blocks + block) * per_block + k``. A *location* is the
+number of a cell + 1, or 0 for none.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class Buffer(NamedTuple):
     """The blocks of an open segment that are filled next."""
 
     state: NDArray[np.int64]
-    """``[4]`` numbers of cells: first of the segment, first of the buffer, next to fill, and end of the buffer.
+    """``[4]`` numbers of cells: first of the segment, first of the buffer, next to fill, and end of
+    the buffer.
 
-    The last three are counted from the first cell of the segment (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`).
+    The last three are counted from the first cell of the segment (`cpu.BASE`, `FIRST`, `NEXT`,
+    `LIMIT`).
     """
     words: NDArray[np.uint64]
     """The blocks as 64-bit words."""
@@ -81,7 +84,9 @@ class ReadRequest(NamedTuple):
 
 
 class ReadBuffers(NamedTuple):
-    """Buffers of the reads in flight; each read has one entry, or one equal part, of every array."""
+    """Buffers of the reads in flight; each read has one entry, or one equal part, of every
+    array.
+    """
 
     spans: NDArray[np.int64]
     """``[depth, 4]``: cells and bytes of each read (`reads.FIRST`, `LAST`, `BEGIN`, `SIZE`)."""

@@ -1,8 +1,9 @@
-"""Linux's asynchronous I/O from compiled code: many reads in flight, and one thread that waits for all of them.
+"""Linux's asynchronous I/O from compiled code: many reads in flight, and one thread that waits for
+all of them.
 
-Compiled code calls libc's `syscall`, so it submits and collects reads without the interpreter lock. A pool of threads
-would take the lock twice per read. Where the system has no such calls, the context is 0 and no request is accepted;
-the caller then reads synchronously.
+Compiled code calls libc's `syscall`, so it submits and collects reads without the interpreter lock.
+A pool of threads would take the lock twice per read. Where the system has no such calls, the
+context is 0 and no request is accepted; the caller then reads synchronously.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from numba import njit, types
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 U = np.uint64
 
-# Random reads of 4 KiB: 32 threads read 60 to 83 thousand a second, at 8 to 10 us of processor time each; one thread
-# with 128 reads in flight read 56 to 92 thousand, at 3.2 to 5 us each.
+# Random reads of 4 KiB: 32 threads read 60 to 83 thousand a second, at 8 to 10 us of processor time
+# each; one thread with 128 reads in flight read 56 to 92 thousand, at 3.2 to 5 us each.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _AVAILABLE = sys.platform == "linux" and platform.machine() in _NUMBERS
 
-# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be cached.
+# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be
+# cached.
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 
 
@@ -78,11 +80,13 @@ def submit(context, addresses, count):
 def collect(context, events, least):
     """Wait until at least `least` requests are done; return the number n of completed requests.
 
-    For i < n, ``events[EVENT_WORDS * i]`` is the number of a request and ``events[EVENT_WORDS * i + 2]`` its result:
-    the bytes that it read, or a negative error code.
+    For i < n, ``events[EVENT_WORDS * i]`` is the number of a request and ``events[EVENT_WORDS * i +
+    2]`` its result: the bytes that it read, or a negative error code.
     """
     got = 0
     while got <= 0:
         # The call returns an error only if a signal arrives first. It is then repeated.
-        got = _syscall(_GETEVENTS, context, least, len(events) // EVENT_WORDS, np.int64(events.ctypes.data), 0)
+        got = _syscall(
+            _GETEVENTS, context, least, len(events) // EVENT_WORDS, np.int64(events.ctypes.data), 0
+        )
     return got

@@ -1,8 +1,8 @@
 """Numba kernels of checksummed blocks; `shape` is a `Shape`, `state` is `Buffer.state`.
 
-To compute the checksum, each word is combined with its position in the cell and mapped by a bijection; the results are
-added. A change of one word changes exactly one term, and therefore always the sum, of which a cell with a tag of 4
-bytes stores half. The loop is vectorized.
+To compute the checksum, each word is combined with its position in the cell and mapped by a
+bijection; the results are added. A change of one word changes exactly one term, and therefore
+always the sum, of which a cell with a tag of 4 bytes stores half. The loop is vectorized.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from stratarec.kernels.simd.prefetch import prefetch
 AHEAD = 16
 U = np.uint64
 # Entries of `Buffer.state`.
-BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
+BASE = 0
+FIRST = 1
+NEXT = 2
+LIMIT = 3
 ALIGNMENT = 4096
 # Number of consecutive reads without new bytes, after which a block counts as unreadable.
 TRIES = 8
 
-# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be cached.
+# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be
+# cached.
 pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
@@ -34,17 +38,21 @@ def term(word, i):
 
 @njit(nogil=True, cache=True, inline="always")
 def checksum_bits(shape):
-    """Return a mask of the bits of a cell's first word that contain the checksum; a tag of 4 bytes has the others."""
+    """Return a mask of the bits of a cell's first word that contain the checksum; a tag of 4 bytes
+    has the others.
+    """
     return U(0xFFFFFFFF) if shape.tag_words == 1 else ~U(0)
 
 
 @njit(nogil=True, cache=True)
 def checksum(words, first, shape, sequence, cell):
-    """Return the checksum of the cell at ``words[first]``, which is number `cell` of its segment."""
+    """Return the checksum of the cell at ``words[first]``, which is number `cell` of its
+    segment.
+    """
     start, bits = U(first), checksum_bits(shape)
     total = term(words[start] & ~bits, 0)
-    # A sum of independent products vectorizes; a chained hash would wait for each word. The position of a word is part
-    # of its term, so that swapped words are detected.
+    # A sum of independent products vectorizes; a chained hash would wait for each word. The
+    # position of a word is part of its term, so that swapped words are detected.
     for i in range(U(1), U(shape.cell_words)):
         total += term(words[start + i], i)
     return mix(total ^ mix(uint64(sequence) * GOLDEN + uint64(cell))) & bits
@@ -58,7 +66,9 @@ def is_intact(words, first, shape, sequence, cell):
 
 @njit(nogil=True, cache=True)
 def seal(words, shape, blocks, sequence, first_block):
-    """Compute and store the checksum of every cell of the first `blocks` blocks in `words`, also of empty cells."""
+    """Compute and store the checksum of every cell of the first `blocks` blocks in `words`, also of
+    empty cells.
+    """
     bits = checksum_bits(shape)
     for b in range(blocks):
         for k in range(shape.per_block):
@@ -69,7 +79,9 @@ def seal(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True)
 def first_damaged(words, shape, blocks, sequence, first_block):
-    """Return the index of the first of `blocks` blocks in `words` that is damaged, or -1 if all are intact."""
+    """Return the index of the first of `blocks` blocks in `words` that is damaged, or -1 if all are
+    intact.
+    """
     for b in range(blocks):
         for k in range(shape.per_block):
             first = b * shape.block_words + k * shape.cell_words
@@ -118,9 +130,11 @@ def put(buffer, shape, row, source, start):
 
 @njit(nogil=True, cache=True)
 def append(rows, entries, records, begin, index, buffer, shape):
-    """Copy the records of rows[entries[begin:]] into the buffer; return the index of the first entry that did not fit.
+    """Copy the records of rows[entries[begin:]] into the buffer; return the index of the first
+    entry that did not fit.
 
-    If the buffer already contains a record of the row, the new record overwrites it and takes no more file space.
+    If the buffer already contains a record of the row, the new record overwrites it and takes no
+    more file space.
     """
     locations, changed, live = index
     state, _, data = buffer
@@ -149,10 +163,11 @@ def append(rows, entries, records, begin, index, buffer, shape):
 
 @njit(nogil=True, cache=True)
 def relocate(source_words, source, first_cell, begin, cells, index, buffer, shape):
-    """Move the live records of `cells` cells in memory into the buffer; return the first cell that did not fit.
+    """Move the live records of `cells` cells in memory into the buffer; return the first cell that
+    did not fit.
 
-    `source` contains complete blocks, whose first cell has number `first_cell`. A record is live if the location of its
-    row is this cell.
+    `source` contains complete blocks, whose first cell has number `first_cell`. A record is live if
+    the location of its row is this cell.
     """
     locations, changed, live = index
     state = buffer.state
@@ -163,8 +178,8 @@ def relocate(source_words, source, first_cell, begin, cells, index, buffer, shap
         if tag == U(0):
             continue
         row = tag - U(1)
-        # Skip a record that is outdated, perhaps since its block was read. The caller holds the lock until the record
-        # has its new location.
+        # Skip a record that is outdated, perhaps since its block was read. The caller holds the
+        # lock until the record has its new location.
         if U(locations[row]) != U(first_cell + i + 1):
             continue
         if state[NEXT] == state[LIMIT]:
@@ -190,10 +205,11 @@ def from_buffer(cell, buffer, shape, out, place):
 
 @njit(nogil=True, cache=True)
 def find(rows, entries, locations, front, back, shape, out, written, cells):
-    """Copy the records of rows[entries] that are in one of the two buffers; list the cells of all others.
+    """Copy the records of rows[entries] that are in one of the two buffers; list the cells of all
+    others.
 
-    ``written[i]`` is set to whether row ``rows[i]`` has a record. Returns the number n of cells listed; ``entries[:n]``
-    becomes their entries.
+    ``written[i]`` is set to whether row ``rows[i]`` has a record. Returns the number n of cells
+    listed; ``entries[:n]`` becomes their entries.
     """
     count = 0
     for k in range(len(entries)):
@@ -217,12 +233,13 @@ def find(rows, entries, locations, front, back, shape, out, written, cells):
 def read_on(descriptor, address, size, offset, got):
     """Continue an incomplete read of `size` bytes; return the number of bytes read in all.
 
-    `got` is the number of bytes that arrived, or a negative error code. A signal, a network or a busy device may cut a
-    read short, which does not mean damage. Reads begin at aligned offsets.
+    `got` is the number of bytes that arrived, or a negative error code. A signal, a network or a
+    busy device may cut a read short, which does not mean damage. Reads begin at aligned offsets.
     """
     got, tries = max(np.int64(got), np.int64(0)), TRIES
     while got < size and tries > 0:
-        # Direct reads begin at blocks of the device, so a block that was read in part is read again.
+        # Direct reads begin at blocks of the device, so a block that was read in part is read
+        # again.
         done = got // ALIGNMENT * ALIGNMENT
         more = pread(np.int32(descriptor), U(address + done), U(size - done), offset + done)
         # No more bytes: the file was truncated.
@@ -237,7 +254,8 @@ def read_on(descriptor, address, size, offset, got):
 
 @njit(nogil=True, cache=True)
 def read_checked(descriptor, sequence, first, blocks, words, shape):
-    """Read `blocks` blocks of a segment, from block `first` on, into `words` (aligned) and verify them.
+    """Read `blocks` blocks of a segment, from block `first` on, into `words` (aligned) and verify
+    them.
 
     Returns -1, or the index of a failed block in `words`.
     """
@@ -252,7 +270,9 @@ def read_checked(descriptor, sequence, first, blocks, words, shape):
 
 @njit(nogil=True, cache=True)
 def verify_segment(descriptor, sequence, first, last, scratch, shape):
-    """Read and verify blocks [first, last) of a segment; return -1, or the number of a failed block."""
+    """Read and verify blocks [first, last) of a segment; return -1, or the number of a failed
+    block.
+    """
     most = len(scratch) // shape.block_words
     while first < last:
         count = min(most, last - first)

@@ -11,15 +11,21 @@ from stratarec.kernels.blocks.cpu import cell_place, is_intact, read_on, record_
 
 U = np.uint64
 # Columns of `ReadBuffers.spans`. The last two are bytes of the segment file.
-FIRST, LAST, BEGIN, SIZE = 0, 1, 2, 3
-# Cells with at most this many bytes between them share a read: a read costs the processor 2 to 3 us, whatever its size.
-# With 4096, reading 7,000 of 300,000 records took 1.75 us a record instead of 1.12.
+FIRST = 0
+LAST = 1
+BEGIN = 2
+SIZE = 3
+# Cells with at most this many bytes between them share a read: a read costs the processor 2 to 3
+# us, whatever its size. With 4096, reading 7,000 of 300,000 records took 1.75 us a record instead
+# of 1.12.
 GAP = 8192
 
 
 @njit(nogil=True, cache=True)
 def next_read(cells, first, most, alignment, shape, span):
-    """Set `span` to one read: the cells from `first` on that are near each other in one segment, up to `most` bytes."""
+    """Set `span` to one read: the cells from `first` on that are near each other in one segment, up
+    to `most` bytes.
+    """
     per_segment = shape.per_block * shape.segment_blocks
     slot = cells[first] // per_segment
     begin = cell_place(shape, cells[first] - slot * per_segment) // alignment * alignment
@@ -32,12 +38,16 @@ def next_read(cells, first, most, alignment, shape, span):
             break
         stop = max(stop, end)
         last += 1
-    span[FIRST], span[LAST], span[BEGIN], span[SIZE] = first, last, begin, stop - begin
+    span[FIRST] = first
+    span[LAST] = last
+    span[BEGIN] = begin
+    span[SIZE] = stop - begin
 
 
 @njit(nogil=True, cache=True)
 def take_records(number, got, request, buffers, shape):
-    """Verify the cells of read `number`, which returned `got` bytes, and copy their records to `request.out`.
+    """Verify the cells of read `number`, which returned `got` bytes, and copy their records to
+    `request.out`.
 
     Returns -1, or the number of a failed block.
     """
@@ -62,7 +72,8 @@ def take_records(number, got, request, buffers, shape):
 
 @njit(nogil=True, cache=True)
 def finish_read(number, got, request, buffers, shape):
-    """If read `number` is incomplete, finish it synchronously; verify its cells and copy their records.
+    """If read `number` is incomplete, finish it synchronously; verify its cells and copy their
+    records.
 
     Returns -1, or the number of a failed block.
     """
@@ -76,24 +87,29 @@ def finish_read(number, got, request, buffers, shape):
 
 @njit(nogil=True, cache=True)
 def read_cells(context, request, buffers, alignment, shape):
-    """Read the records of `request.cells` and copy each to its entry of `request.out`; return -1, or a failed block.
+    """Read the records of `request.cells` and copy each to its entry of `request.out`; return -1,
+    or a failed block.
 
-    Cells that are near each other are read at once. Reads begin and end at multiples of `alignment`. Reads that the
-    context does not accept are synchronous.
+    Cells that are near each other are read at once. Reads begin and end at multiples of
+    `alignment`. Reads that the context does not accept are synchronous.
     """
     depth, size = len(buffers.spans), len(buffers.data) // len(buffers.spans)
     cells, per_segment = request.cells, shape.per_block * shape.segment_blocks
     # `free[waiting:]` are the numbers of unused reads; the other reads are in flight.
     free = np.arange(depth)
     first, waiting, bad = 0, 0, np.int64(-1)
-    # After a failure no read is started. Reads in flight are still awaited, because they write into these buffers.
+    # After a failure no read is started. Reads in flight are still awaited, because they write into
+    # these buffers.
     while waiting > 0 or (first < len(cells) and bad < 0):
         count = 0
         while first < len(cells) and bad < 0 and count < depth - waiting:
             number = free[waiting + count]
             span = buffers.spans[number]
             next_read(cells, first, size, alignment, shape, span)
-            descriptor, address = request.descriptors[cells[first] // per_segment], buffers.words.ctypes.data
+            descriptor, address = (
+                request.descriptors[cells[first] // per_segment],
+                buffers.words.ctypes.data,
+            )
             buffers.addresses[count] = fill_request(
                 buffers.requests, number, descriptor, address + number * size, span[SIZE], span[BEGIN]
             )
@@ -104,11 +120,14 @@ def read_cells(context, request, buffers, alignment, shape):
             bad = max(bad, finish_read(free[i], 0, request, buffers, shape))
         waiting += accepted
         if waiting > 0:
-            # Wait for a quarter of the reads: that takes fewer calls than one at a time, and the device is never idle.
+            # Wait for a quarter of the reads: that takes fewer calls than one at a time, and the
+            # device is never idle.
             done = collect(context, buffers.events, max(waiting // 4, 1))
             for i in range(done):
                 number = buffers.events[i * EVENT_WORDS]
-                bad = max(bad, finish_read(number, buffers.events[i * EVENT_WORDS + 2], request, buffers, shape))
+                bad = max(
+                    bad, finish_read(number, buffers.events[i * EVENT_WORDS + 2], request, buffers, shape)
+                )
                 waiting -= 1
                 free[waiting] = number
     return bad

@@ -9,7 +9,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def checksum(cell: bytes, tag_bytes: int, sequence: int, number: int) -> int:
-    """Return the checksum of cell `number` of segment `sequence`; its first `tag_bytes` bytes are taken as zeros."""
+    """Return the checksum of cell `number` of segment `sequence`; its first `tag_bytes` bytes are
+    taken as zeros.
+    """
     total, content = 0, bytes(tag_bytes) + cell[tag_bytes:]
     for i in range(len(content) // 8):
         word = int.from_bytes(content[i * 8 : i * 8 + 8], "little")
@@ -19,13 +21,23 @@ def checksum(cell: bytes, tag_bytes: int, sequence: int, number: int) -> int:
 
 
 def pack(
-    records: dict[int, bytes], *, block_bytes: int, cell_bytes: int, tag_bytes: int, sequence: int, first: int
+    records: dict[int, bytes],
+    *,
+    block_bytes: int,
+    cell_bytes: int,
+    tag_bytes: int,
+    sequence: int,
+    first: int,
 ) -> bytes:
-    """Return a block with the given records, by row, in their order; `first` is its first cell's number."""
+    """Return a block with the given records, by row, in their order; `first` is its first cell's
+    number.
+    """
     block = b""
     tags_and_records = [(row + 1, record) for row, record in records.items()]
     for k in range(block_bytes // cell_bytes):
         tag, record = tags_and_records[k] if k < len(records) else (0, b"")
         cell = (bytes(tag_bytes) + tag.to_bytes(tag_bytes, "little") + record).ljust(cell_bytes, b"\0")
-        block += checksum(cell, tag_bytes, sequence, first + k).to_bytes(tag_bytes, "little") + cell[tag_bytes:]
+        block += (
+            checksum(cell, tag_bytes, sequence, first + k).to_bytes(tag_bytes, "little") + cell[tag_bytes:]
+        )
     return block.ljust(block_bytes, b"\0")

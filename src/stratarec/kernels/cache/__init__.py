@@ -28,7 +28,9 @@ PROBES = cpu.PROBES
 
 @dataclass(frozen=True)
 class HotSlots:
-    """Rows with permanent slots. These slots follow the slots of all caches; arrays have one entry per table."""
+    """Rows with permanent slots. These slots follow the slots of all caches; arrays have one entry
+    per table.
+    """
 
     rows: Ints
     """Number of hot rows; they are the first rows of the table."""
@@ -37,7 +39,9 @@ class HotSlots:
 
     @classmethod
     def of(cls, rows: Ints, slots: int) -> HotSlots:
-        """Return the hot slots of the first `rows` of each table; they follow `slots` other slots."""
+        """Return the hot slots of the first `rows` of each table; they follow `slots` other
+        slots.
+        """
         return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
@@ -51,7 +55,9 @@ class HotSlots:
         return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return the index of the table and the row of this table in each of `slots`, ``[n]`` int64 hot slots."""
+        """Return the index of the table and the row of this table in each of `slots`, ``[n]`` int64
+        hot slots.
+        """
         tables = np.searchsorted(self.start, slots, side="right") - 1
         return tables, slots - self.start[tables]
 
@@ -96,18 +102,24 @@ class CacheLayout:
         """Fields of `cpu.Places`."""
         hot = self.hot_slots
         return (
-            self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
-            self.overflow_sets, self.ways, list(POLICIES).index(self.policy),
-        )  # fmt: skip
+            self.rows,
+            hot.rows,
+            hot.start[:-1] - self.slot_start[:-1],
+            self.slot_start,
+            self.sets,
+            self.overflow_sets,
+            self.ways,
+            list(POLICIES).index(self.policy),
+        )
 
 
 @dataclass(frozen=True)
 class CacheState:
     """Contents of the slots.
 
-    A slot's stamp is the number of the last batch that used or emptied the slot. So a slot that was not stamped since a
-    checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last slot: searches read beyond the last
-    slot, and lookups of missing rows stamp the last entry.
+    A slot's stamp is the number of the last batch that used or emptied the slot. So a slot that was
+    not stamped since a checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last
+    slot: searches read beyond the last slot, and lookups of missing rows stamp the last entry.
     """
 
     tags: NDArray[np.int32]
@@ -115,11 +127,15 @@ class CacheState:
     stamps: NDArray[np.int32]
     """``[S + PADDING]`` stamp of each slot; -1 if it was never used."""
     reach: Ints
-    """Number of overflow sets per table that a lookup must search; 0 if the overflow area is empty."""
+    """Number of overflow sets per table that a lookup must search; 0 if the overflow area is
+    empty.
+    """
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
-        """Return a state in which all slots of `layout` are free; their stamp -1 is older than any batch."""
+        """Return a state in which all slots of `layout` are free; their stamp -1 is older than any
+        batch.
+        """
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
         return cls(tags, stamps, np.zeros(len(layout.sets), dtype=np.int64))
@@ -156,16 +172,16 @@ class Staging:
     Parameters
     ----------
     rows_in, victims, released : ndarray
-        ``[T]`` number of rows to fetch, of rows evicted to make room for them, and of rows removed from the overflow
-        area.
+        ``[T]`` number of rows to fetch, of rows evicted to make room for them, and of rows removed
+        from the overflow area.
     stuck : ndarray
-        ``[T]`` number of ids for which no slot is free. Do the other moves, then stage the batch again with a later
-        horizon.
+        ``[T]`` number of ids for which no slot is free. Do the other moves, then stage the batch
+        again with a later horizon.
     reach : ndarray
         ``[T]`` `CacheState.reach` before staging.
     bad : int
-        Position in the batch's values of an id outside its table, or -1. Rows of that table do not move; rows of other
-        tables may.
+        Position in the batch's values of an id outside its table, or -1. Rows of that table do not
+        move; rows of other tables may.
     """
 
     rows_in: Ints
@@ -205,7 +221,9 @@ class StageWorkspace:
             return self.arrays
         self._planned = lookups.tobytes()
         self.order = np.argsort(-lookups, kind="stable")
-        self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
+        self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(
+            np.int64
+        )
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
             # In the order of the fields of `cpu.StageLists`.
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
@@ -226,7 +244,8 @@ def stage(
 ) -> Staging:
     """Assign a slot to every id of the batch, and list the rows to move.
 
-    Moves depend only on the sequence of batches and horizons. Until a row has moved, `undo` reverts the assignment.
+    Moves depend only on the sequence of batches and horizons. Until a row has moved, `undo` reverts
+    the assignment.
 
     Parameters
     ----------
@@ -239,7 +258,8 @@ def stage(
     bags : BagBatch
         Lookups of the batch.
     out : ndarray
-        ``[N]`` int32: receives each slot relative to the first slot of its table, or -1 if no slot is free.
+        ``[N]`` int32: receives each slot relative to the first slot of its table, or -1 if no slot
+        is free.
     stamp : int
         Stamp of the batch, which its slots get.
     horizon : int
@@ -249,25 +269,32 @@ def stage(
     """
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
-    done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
+    done = Staging(
+        rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy()
+    )
     lists = workspace.reserve(lookups_by_table(group, bags), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        team_of(team_threads()), (bags.compiled, bags.key, group.table_start, group.table_features),
-        layout.places, (state.tags, state.stamps, state.reach), (stamp, horizon),
+        team_of(team_threads()),
+        (bags.compiled, bags.key, group.table_start, group.table_features),
+        layout.places,
+        (state.tags, state.stamps, state.reach),
+        (stamp, horizon),
         (workspace.room, workspace.order, *lists.values()),
-        (done.rows_in, done.victims, done.released, done.stuck, bad), out,
-    )  # fmt: skip
+        (done.rows_in, done.victims, done.released, done.stuck, bad),
+        out,
+    )
     wrong = bad[bad >= 0]
     done.bad = int(wrong.min()) if len(wrong) else -1
     return done
 
 
 def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
-    """Revert the assignment of slots by the call of `stage` that returned `staging`; no row may have moved since.
+    """Revert the assignment of slots by the call of `stage` that returned `staging`; no row may
+    have moved since.
 
-    `state` and `workspace` are the arguments of that call. Stamps are not restored. So a row may stay in its slot one
-    batch longer than if `stage` had not been called.
+    `state` and `workspace` are the arguments of that call. Stamps are not restored. So a row may
+    stay in its slot one batch longer than if `stage` had not been called.
     """
     lists = workspace.arrays
     for table, first in enumerate(workspace.room[:-1]):
@@ -280,7 +307,8 @@ def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None
 
 
 def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
-    """Return the rows removed from the overflow area. They must be written back before rows are fetched.
+    """Return the rows removed from the overflow area. They must be written back before rows are
+    fetched.
 
     `staging` is the result of `stage`; `layout` and `workspace` are its arguments.
     """
@@ -293,11 +321,17 @@ def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> t
     `staging` is the result of `stage`; `layout` and `workspace` are its arguments.
     """
     victims = ("in_victim", "in_slot", staging.rows_in)
-    outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
-    return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
+    outgoing = _moves(
+        layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims
+    )
+    return outgoing, _moves(
+        layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in)
+    )
 
 
-def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: tuple[str, str, Ints]) -> Moves:
+def _moves(
+    layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: tuple[str, str, Ints]
+) -> Moves:
     moves = Moves(
         rows=np.empty(total, dtype=np.int64),
         slots=np.empty(total, dtype=np.int64),
@@ -307,9 +341,14 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
     done = 0
     for rows, slots, count in lists:
         done = cpu.compact(
-            workspace.room, count, (workspace.arrays[rows], workspace.arrays[slots]), layout.first_row,
-            tuple(layout.noise), done, (moves.rows, moves.slots, moves.tables, moves.keys),
-        )  # fmt: skip
+            workspace.room,
+            count,
+            (workspace.arrays[rows], workspace.arrays[slots]),
+            layout.first_row,
+            tuple(layout.noise),
+            done,
+            (moves.rows, moves.slots, moves.tables, moves.keys),
+        )
     return moves
 
 
@@ -322,7 +361,8 @@ def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArr
 
 
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
-    """Return the slot of each row, ``[n]`` int64; -1 if the row is in no slot. Stamps do not change.
+    """Return the slot of each row, ``[n]`` int64; -1 if the row is in no slot. Stamps do not
+    change.
 
     `tables` and `ids` are as in `HotSlots.locate`.
     """
@@ -339,7 +379,8 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Write initial values to the slots of rows that were never written; weights equal the result of `fill_uniform`.
+    """Write initial values to the slots of rows that were never written; weights equal the result
+    of `fill_uniform`.
 
     Parameters
     ----------
@@ -350,12 +391,18 @@ def initialize(
     absent : ndarray
         ``[n]`` bool: whether a row was never written.
     level : tuple of ndarray
-        Weights, row state, full state and clocks of all slots; the arrays of unused state are empty.
+        Weights, row state, full state and clocks of all slots; the arrays of unused state are
+        empty.
     width : int
         Floats per row.
     """
     weights, full_state = level[0], level[2]
     cpu.initialize(
-        (incoming.slots, incoming.tables, incoming.keys), absent, layout.bound, tuple(level), width,
-        len(full_state) // (len(weights) // width), use_torch_threads() * 4,
-    )  # fmt: skip
+        (incoming.slots, incoming.tables, incoming.keys),
+        absent,
+        layout.bound,
+        tuple(level),
+        width,
+        len(full_state) // (len(weights) // width),
+        use_torch_threads() * 4,
+    )

@@ -1,12 +1,13 @@
 """Numba kernels of the row cache: find rows in slots, choose victims, assign slots to missing rows.
 
-Table t has the slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` cache sets of W ways each. Overflow sets
-of W ways follow, for rows whose own set is full of rows in use. A slot's tag is the id of its row + 1, or 0 if the slot
-is empty. A slot's stamp is the number of the last batch that used or emptied it. A slot is in use, and never a victim,
-if its stamp is not below the horizon.
+Table t has the slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` cache sets of W ways
+each. Overflow sets of W ways follow, for rows whose own set is full of rows in use. A slot's tag is
+the id of its row + 1, or 0 if the slot is empty. A slot's stamp is the number of the last batch
+that used or emptied it. A slot is in use, and never a victim, if its stamp is not below the
+horizon.
 
-Hot rows, which are the rows below ``hot_rows[t]``, have permanent slots: row r has slot ``hot[t] + r``, counted from
-the table's first slot. These slots have neither tag nor stamp.
+Hot rows, which are the rows below ``hot_rows[t]``, have permanent slots: row r has slot ``hot[t] +
+r``, counted from the table's first slot. These slots have neither tag nor stamp.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 IS_CACHED = POLICIES.close()
-# Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
-# one.
+# Number of overflow sets that are searched for a row. It must be high enough that a row finds a
+# free slot if there is one.
 PROBES = 16
 # Each lookup prefetches the set of the lookup that is this many positions later.
 AHEAD = 16
@@ -36,7 +37,9 @@ LINE = 16
 
 
 class Lookups(NamedTuple):
-    """Lookups of a batch, positions of the group's features among the batch's keys, and features of each table."""
+    """Lookups of a batch, positions of the group's features among the batch's keys, and features of
+    each table.
+    """
 
     bags: Bags
     key: NDArray[np.int64]
@@ -58,7 +61,9 @@ class Places(NamedTuple):
 
 
 class Area(NamedTuple):
-    """The slots of one table: first slot, number of cache sets, and number of overflow sets, which follow them."""
+    """The slots of one table: first slot, number of cache sets, and number of overflow sets, which
+    follow them.
+    """
 
     start: int
     sets: int
@@ -74,17 +79,21 @@ class State(NamedTuple):
     reach: NDArray[np.int64]
 
 
-# A horizon replaces pins that the backward pass releases. With pins, evictions, and therefore rounding, depended on how
-# far the training had progressed.
+# A horizon replaces pins that the backward pass releases. With pins, evictions, and therefore
+# rounding, depended on how far the training had progressed.
 class BatchStamps(NamedTuple):
-    """Stamp of the batch, and horizon: slots with this stamp or a later one are in use and must not be reused."""
+    """Stamp of the batch, and horizon: slots with this stamp or a later one are in use and must not
+    be reused.
+    """
 
     batch: int
     horizon: int
 
 
 class StageLists(NamedTuple):
-    """Lists of moves. Entries of table t start at ``room[t]``; `order` lists tables by descending number of lookups."""
+    """Lists of moves. Entries of table t start at ``room[t]``; `order` lists tables by descending
+    number of lookups.
+    """
 
     room: NDArray[np.int64]
     order: NDArray[np.int64]
@@ -97,7 +106,9 @@ class StageLists(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """One table's part of the lists of rows to fetch: row, slot, and the row that leaves the slot (-1 for none)."""
+    """One table's part of the lists of rows to fetch: row, slot, and the row that leaves the slot
+    (-1 for none).
+    """
 
     row: NDArray[np.int64]
     slot: NDArray[np.int64]
@@ -122,13 +133,17 @@ def area_of(places, t):
 
 @njit(**BODY)
 def spread(row, sets):
-    """Return the set of a row. Fibonacci hashing spreads consecutive ids evenly; popular rows have consecutive ids."""
+    """Return the set of a row. Fibonacci hashing spreads consecutive ids evenly; popular rows have
+    consecutive ids.
+    """
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
 
 
 @njit(**BODY)
 def spread_overflow(row, sets):
-    """Return the first overflow set to search for a row; the hash is independent of the hash of `spread`."""
+    """Return the first overflow set to search for a row; the hash is independent of the hash of
+    `spread`.
+    """
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
@@ -141,7 +156,9 @@ def prefetch_set(tags, stamps, first, ways):
 
 @njit(**BODY)
 def find_way(tags, first, ways, tag):
-    """Return 1 + the way of `tag` in the set whose first slot is `first`, or 0 if the tag is not in the set."""
+    """Return 1 + the way of `tag` in the set whose first slot is `first`, or 0 if the tag is not in
+    the set.
+    """
     way = find_equal(tags, first, tag)
     block = U(LANES)
     while block < U(ways) and way == block:
@@ -167,18 +184,24 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 @njit(**BODY)
 def find_slot(tags, area, row, reach):
-    """Return the slot of `row` in its table, or -1; only the row's first `reach` overflow sets are searched."""
+    """Return the slot of `row` in its table, or -1; only the row's first `reach` overflow sets are
+    searched.
+    """
     first = U(area.start) + spread(row, area.sets) * U(area.ways)
     way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)
     if reach and slot < 0:
-        slot = find_overflow(tags, area.start + area.sets * area.ways, area.overflow_sets, area.ways, row, reach)
+        slot = find_overflow(
+            tags, area.start + area.sets * area.ways, area.overflow_sets, area.ways, row, reach
+        )
     return slot
 
 
 @njit(**BODY)
 def oldest(state, start, ways, horizon):
-    """Return the slot with the smallest stamp in the set that starts at `start`, or -1 if even this slot is in use."""
+    """Return the slot with the smallest stamp in the set that starts at `start`, or -1 if even this
+    slot is in use.
+    """
     stamps, first = state.stamps, U(start)
     stamp = least(stamps, first, U(ways))
     for block in range(U(LANES), U(ways), U(LANES)):
@@ -188,7 +211,9 @@ def oldest(state, start, ways, horizon):
 
 @njit(**BODY)
 def last(state, start, ways, horizon):
-    """Return the slot with the largest id in the set that starts at `start`, or -1 if all slots are in use."""
+    """Return the slot with the largest id in the set that starts at `start`, or -1 if all slots are
+    in use.
+    """
     first, before = U(start), np.int32(horizon)
     tag = largest_below(state.tags, state.stamps, first, U(ways), before)
     for block in range(U(LANES), U(ways), U(LANES)):
@@ -197,7 +222,9 @@ def last(state, start, ways, horizon):
 
 
 def by_score(policy):
-    """Return a compiled function that returns the slot with the largest score in a set, or -1 if all are in use."""
+    """Return a compiled function that returns the slot with the largest score in a set, or -1 if
+    all are in use.
+    """
     score = njit(**BODY)(policy.score)
 
     @njit(**BODY)
@@ -216,7 +243,9 @@ def by_score(policy):
 
 
 def chooser(policies, code=0):
-    """Return a compiled function that chooses by the policy with a number; it tests the number once per set."""
+    """Return a compiled function that chooses by the policy with a number; it tests the number once
+    per set.
+    """
     # Vector code, because the search is most of the time of a miss.
     default = oldest if policies[0].keeps == "recent" else last
     first = default if policies[0].score is None else by_score(policies[0])
@@ -243,10 +272,11 @@ choose_victim = chooser(tuple(POLICIES.values()))
 
 @njit(**BODY)
 def victim(state, first, ways, policy, horizon):
-    """Return the slot to reuse in the set that starts at slot `first`, or -1 if all slots are in use.
+    """Return the slot to reuse in the set that starts at slot `first`, or -1 if all slots are in
+    use.
 
-    An empty slot is best; otherwise the policy chooses among the slots that are not in use. The lower way wins ties, so
-    the choice is a function of the contents of the set.
+    An empty slot is best; otherwise the policy chooses among the slots that are not in use. The
+    lower way wins ties, so the choice is a function of the contents of the set.
     """
     empty = find_way(state.tags, U(first), ways, np.int32(0))
     if empty:
@@ -256,18 +286,24 @@ def victim(state, first, ways, policy, horizon):
 
 @njit(**BODY)
 def find_rows(t, lookups, places, area, state, batch, out, pending):
-    """Look up the slots of one table's ids; add the positions of ids that are not resident to `pending`.
+    """Look up the slots of one table's ids; add the positions of ids that are not resident to
+    `pending`.
 
     Returns (number of pending ids, position of an invalid id or -1).
     """
     misses, bags = 0, lookups.bags
     # Read these once: the compiler assumes that the stores below may change them.
-    limit, hot_rows, hot, reach = places.rows[t], places.hot_rows[t], places.hot[t], state.reach[t]
+    limit = places.rows[t]
+    hot_rows = places.hot_rows[t]
+    hot = places.hot[t]
+    reach = state.reach[t]
     for f in lookups.table_features[lookups.table_start[t] : lookups.table_start[t + 1]]:
         begin, end = span(bags, lookups.key[f])
         for i in range(U(begin), U(end)):
             later = bags.values[min(i + U(AHEAD), U(end) - U(1))]
-            prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
+            prefetch_set(
+                state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways
+            )
             row = bags.values[i]
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
@@ -275,8 +311,9 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
                 out[i] = hot + row
                 continue
             slot = find_slot(state.tags, area, row, reach)
-            # Whether a row is resident cannot be predicted, so the code has no branch: the results of a hit and of a
-            # miss are both written. A missing row stamps the padding after the last slot.
+            # Whether a row is resident cannot be predicted, so the code has no branch: the results
+            # of a hit and of a miss are both written. A missing row stamps the padding after the
+            # last slot.
             pending[U(misses)] = i
             misses += slot < 0
             state.stamps[U(slot) if slot >= 0 else U(len(state.stamps) - 1)] = batch
@@ -310,8 +347,12 @@ def release_overflow(area, state, stamps, out_row, out_slot, listed):
 
 @njit(**BODY)
 def admit(row, area, state, policy, horizon):
-    """Return a slot for a missing row, or -1 if every candidate is in use, and the number of overflow sets searched."""
-    slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
+    """Return a slot for a missing row, or -1 if every candidate is in use, and the number of
+    overflow sets searched.
+    """
+    slot = victim(
+        state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon
+    )
     if slot >= 0:
         return slot, U(0)
     home = spread_overflow(row, area.overflow_sets)
@@ -326,15 +367,19 @@ def admit(row, area, state, policy, horizon):
 
 @njit(**BODY)
 def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals, rows_in):
-    """Assign a slot to every pending id; list the rows to fetch in `arrivals` and the rows that they replace in `out`.
+    """Assign a slot to every pending id; list the rows to fetch in `arrivals` and the rows that
+    they replace in `out`.
 
-    `pending` are positions in `values`, and `reach` is the number of overflow sets that lookups search. `rows_in` rows
-    are listed before. Returns (rows to fetch, rows replaced, new reach, ids without a slot).
+    `pending` are positions in `values`, and `reach` is the number of overflow sets that lookups
+    search. `rows_in` rows are listed before. Returns (rows to fetch, rows replaced, new reach, ids
+    without a slot).
     """
     stuck, victims, misses = 0, 0, U(len(pending))
     for p in range(misses):
         later = values[U(pending[min(p + U(AHEAD), misses - U(1))])]
-        prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
+        prefetch_set(
+            state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways
+        )
         i = U(pending[p])
         row = values[i]
         # Search again: the same row may be earlier in the list, in which case it has a slot by now.
@@ -358,10 +403,11 @@ def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals,
 
 @njit(**BODY)
 def stage_tables(member, counter, lookups, places, state, stamps, lists, result, out):
-    """Assign slots to all rows of the batch, table by table; `out` receives them relative to the table's first slot.
+    """Assign slots to all rows of the batch, table by table; `out` receives them relative to the
+    table's first slot.
 
-    `result` receives the lengths of the lists; ids without a slot count as `stuck`. Rows of a table with an invalid id
-    do not move.
+    `result` receives the lengths of the lists; ids without a slot count as `stuck`. Rows of a table
+    with an invalid id do not move.
     """
     while True:
         task = take(counter)
@@ -370,7 +416,8 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, result,
         # The largest table first: if it began last, the whole team would wait for it.
         t = lists.order[U(task)]
         area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
-        # Ids are not deduplicated first: a repeated id finds the slot that was assigned to its first occurrence.
+        # Ids are not deduplicated first: a repeated id finds the slot that was assigned to its
+        # first occurrence.
         waiting = lists.pending[begin:end]
         misses, result.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
         if result.bad[t] >= 0:
@@ -382,34 +429,52 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, result,
             state.reach[t] *= stay
         arrivals = Arrivals(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
         result.rows_in[t], replaced, state.reach[t], result.stuck[t] = bring_in(
-            waiting[:misses], lookups.bags.values, area, state.reach[t], places, state, stamps, out, arrivals,
+            waiting[:misses],
+            lookups.bags.values,
+            area,
+            state.reach[t],
+            places,
+            state,
+            stamps,
+            out,
+            arrivals,
             result.rows_in[t],
-        )  # fmt: skip
+        )
         result.victims[t] += replaced
 
 
 @njit(nogil=True, cache=IS_CACHED)
 def stage(team, lookups, places, state, stamps, lists, result, out):
-    """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes twice as long."""
+    """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes
+    twice as long.
+    """
     bags, key, table_start, table_features = lookups
     arguments = (
-        stack_array(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places),
-        State(*state), BatchStamps(*stamps), StageLists(*lists), Found(*result), out,
-    )  # fmt: skip
+        stack_array(1, np.int64),
+        Lookups(Bags(*bags), key, table_start, table_features),
+        Places(*places),
+        State(*state),
+        BatchStamps(*stamps),
+        StageLists(*lists),
+        Found(*result),
+        out,
+    )
     run_team(team, stage_tables, arguments)
 
 
 @njit(nogil=True, cache=True)
 def compact(room, count, lists, first_row, noise, total, moves):
-    """Append all entries of `lists` (row, slot) to `moves`, table by table; `moves` already has `total` entries.
+    """Append all entries of `lists` (row, slot) to `moves`, table by table; `moves` already has
+    `total` entries.
 
-    An entry of `moves` is a row of the group, a slot, a table and a noise key. Rows below 0 are skipped. Returns the
-    new number of entries.
+    An entry of `moves` is a row of the group, a slot, a table and a noise key. Rows below 0 are
+    skipped. Returns the new number of entries.
     """
     total = U(total)
     row, slot = lists
     group_row, group_slot, table, noise_key = moves
-    # One thread adds the tables in order, so that the list does not depend on which thread staged which table.
+    # One thread adds the tables in order, so that the list does not depend on which thread staged
+    # which table.
     for t in range(len(count)):
         for i in range(U(room[t]), U(room[t] + count[t])):
             if row[i] >= 0:
@@ -440,11 +505,12 @@ def initialize_row(slot, key, bound, slots, D, full):
 
 @njit(parallel=True, nogil=True, cache=True)
 def initialize(moves, absent, bounds, slots, width, full, chunks):
-    """Initialize the slots of rows that were never written: uniform weights within the table's bound, zeros for state.
+    """Initialize the slots of rows that were never written: uniform weights within the table's
+    bound, zeros for state.
 
-    `moves` are slots, tables and noise keys of rows. Only rows with ``absent[i]`` were never written. `bounds` are the
-    largest initial weights of tables, `full` is the number of floats of a row's full state, and `chunks` the number
-    of parts that threads process.
+    `moves` are slots, tables and noise keys of rows. Only rows with ``absent[i]`` were never
+    written. `bounds` are the largest initial weights of tables, `full` is the number of floats of a
+    row's full state, and `chunks` the number of parts that threads process.
     """
     D, (into, tables, keys) = U(width), moves
     for chunk in prange(chunks):

@@ -26,20 +26,26 @@ class Slot:
 
 @dataclass
 class TableCache:
-    """Cache of one table: `sets` cache sets and `overflow_sets` overflow sets of `ways` slots each."""
+    """Cache of one table: `sets` cache sets and `overflow_sets` overflow sets of `ways` slots
+    each.
+    """
 
     sets: int
     overflow_sets: int
     ways: int
     rank: Callable[[Slot], tuple[int, int]]
-    """Returns the rank of a slot; of the slots that are not in use, the one with the smallest rank is evicted."""
+    """Returns the rank of a slot; of the slots that are not in use, the one with the smallest rank
+    is evicted.
+    """
     slots: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.slots = [Slot() for _ in range((self.sets + self.overflow_sets) * self.ways)]
 
     def stage(self, ids: list[int], batch: int, horizon: int) -> tuple[list[int], list[int], list[int]]:
-        """Return the slot of each of `ids` (-1: none is free), the rows fetched and the rows evicted, both in order."""
+        """Return the slot of each of `ids` (-1: none is free), the rows fetched and the rows
+        evicted, both in order.
+        """
         rows_in, rows_out, missing = list[int](), list[int](), list[int]()
         for row in ids:
             place = self._find(row)

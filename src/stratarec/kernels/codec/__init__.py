@@ -1,1 +1,3 @@
-"""Records of rows outside level 0: their layout (`layout`), their codecs (`kinds`), and their kernels."""
+"""Records of rows outside level 0: their layout (`layout`), their codecs (`kinds`), and their
+kernels.
+"""

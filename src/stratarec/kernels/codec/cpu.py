@@ -1,6 +1,7 @@
 """Numba functions that encode and decode rows; a row's kind is looked up once per row.
 
-`form` is a `Form`; `level` is a tuple of the arrays of all slots: weights, row state, full state and clocks.
+`form` is a `Form`; `level` is a tuple of the arrays of all slots: weights, row state, full state
+and clocks.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.simd.prefetch import prefetch
 
-# Number of entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its cache lines; distances of
-# 4, 8 and 20 were as good.
+# Number of entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its cache
+# lines; distances of 4, 8 and 20 were as good.
 AHEAD = 12
 
 
 def encoder(kinds, code=0):
-    """Return a compiled function that encodes by the kind of `form`; it tests the kind once per row, outside loops."""
+    """Return a compiled function that encodes by the kind of `form`; it tests the kind once per
+    row, outside loops.
+    """
     first = kinds[0].encode
     if len(kinds) == 1:
         return first
@@ -39,7 +42,9 @@ def encoder(kinds, code=0):
 
 
 def decoder(kinds, code=0):
-    """Return one compiled function that decodes by the kind of `form`, as `encoder` does for encoding."""
+    """Return one compiled function that decodes by the kind of `form`, as `encoder` does for
+    encoding.
+    """
     first = kinds[0].decode
     if len(kinds) == 1:
         return first
@@ -62,7 +67,8 @@ decode_weights = decoder(tuple(KINDS.values()))
 
 @njit(**BODY)
 def encode_state(form, values, start, count, records, at, base, column):
-    # Never round to nearest: updates below half a step of bfloat16 would always be lost, and a sum would stop growing.
+    # Never round to nearest: updates below half a step of bfloat16 would always be lost, and a sum
+    # would stop growing.
     if form.wide_state:
         return put_fp32(values, start, count, records, at)
     return put_bf16(values, start, count, records, at, base, column)
@@ -78,7 +84,9 @@ def decode_state(form, values, start, count, records, at):
 
 @njit(**BODY)
 def prefetch_lines(array, first, count, line):
-    """Prefetch every cache line of ``array[first:first + count]``; a cache line holds `line` elements."""
+    """Prefetch every cache line of ``array[first:first + count]``; a cache line holds `line`
+    elements.
+    """
     for element in range(first, first + count, line):
         prefetch(array, element)
     # A row may start anywhere in a line, so it may touch one line more than its length suggests.
@@ -101,17 +109,23 @@ def prefetch_slot(form, level, slot):
 
 @njit(**BODY)
 def encode_row(form, level, slot, records, at, key, write_key):
-    """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's numbers."""
+    """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's
+    numbers.
+    """
     weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     base = mix(key ^ write_key)
     valid = encode_weights(form, weights, slot * D, records, at, base)
-    # Columns of the noise: first the weights, from column D the full state, then the row state. These numbers determine
-    # bytes, so they are part of the format.
+    # Columns of the noise: first the weights, from column D the full state, then the row state.
+    # These numbers determine bytes, so they are part of the format.
     if form.row_state:
-        valid &= encode_state(form, row_state, slot, U(1), records, at + U(form.row_state_at), base, D + max(D, full))
+        valid &= encode_state(
+            form, row_state, slot, U(1), records, at + U(form.row_state_at), base, D + max(D, full)
+        )
     if full:
-        valid &= encode_state(form, full_state, slot * full, full, records, at + U(form.full_state_at), base, D)
+        valid &= encode_state(
+            form, full_state, slot * full, full, records, at + U(form.full_state_at), base, D
+        )
     if form.clock_at < form.record_bytes:
         store_f32(records, at + U(form.clock_at), bits_float(W(clock[slot])))
     return valid
@@ -139,8 +153,13 @@ def write_key_of(write):
 
 @njit(**BODY)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
-    """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first invalid entry."""
-    count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
+    """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first
+    invalid entry.
+    """
+    count = len(slots)
+    chunks = len(bad)
+    size = U(form.record_bytes)
+    write_key = write_key_of(write)
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -160,8 +179,9 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
 def encode(team, form, level, slots, records, places, keys, write, chunks):
     """Encode every entry; return the first invalid entry, or the number of entries."""
     counter, bad = stack_array(1, np.int64), np.full(chunks, len(slots), np.int64)
-    # Run on the team's threads, which are awake. When staging, encoding and decoding ran on a separate pool of threads,
-    # a step of 26 tables (D = 64, batch 2,048) took 12.5 ms instead of 6.6.
+    # Run on the team's threads, which are awake. When staging, encoding and decoding ran on a
+    # separate pool of threads, a step of 26 tables (D = 64, batch 2,048) took 12.5 ms instead of
+    # 6.6.
     run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
     return bad.min()
 

@@ -1,8 +1,9 @@
 """Triton kernels of the codecs. They write the same bytes as the CPU kernels.
 
-Records are consecutive in the device's memory. If all parts of a record begin at multiples of 4 bytes, they are read
-and written by words, otherwise byte by byte. Constants: D columns of a row, DP the next power of two, K rows of a
-program, KIND the position of the codec in the registry, STATE 0 for float32 state and 2 for bfloat16 state.
+Records are consecutive in the device's memory. If all parts of a record begin at multiples of 4
+bytes, they are read and written by words, otherwise byte by byte. Constants: D columns of a row, DP
+the next power of two, K rows of a program, KIND the position of the codec in the registry, STATE 0
+for float32 state and 2 for bfloat16 state.
 """
 
 import triton
@@ -89,7 +90,9 @@ def unordered(order):
 
 @triton.jit
 def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return scale, offset and whether they can be stored; the results equal `kinds.integers.parameters`."""
+    """Return scale, offset and whether they can be stored; the results equal
+    `kinds.integers.parameters`.
+    """
     low, high = low + 0.0, high + 0.0
     levels = tl.zeros_like(low) + LEVELS
     if WIDE:
@@ -110,7 +113,8 @@ def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
-    """Return the number of steps of each value above the offset, rounded up if more than `threshold` of a step remains.
+    """Return the number of steps of each value above the offset, rounded up if more than
+    `threshold` of a step remains.
 
     The result is at most `LEVELS`.
     """
@@ -124,7 +128,9 @@ def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
 def put_floats(
     records, at, value, key, column, mask, KIND: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr
 ):
-    """Store numbers as fp32, fp16 or bf16; return for each number whether the format can represent it."""
+    """Store numbers as fp32, fp16 or bf16; return for each number whether the format can represent
+    it.
+    """
     word = value.to(tl.uint32, bitcast=True)
     magnitude = word & 0x7FFFFFFF
     if KIND == FP32:
@@ -134,7 +140,9 @@ def put_floats(
         if STOCHASTIC:
             exponent = tl.maximum(word & 0x7F800000, 113 << 23)
             apart = (exponent - (10 << 23)).to(tl.float32, bitcast=True)
-            steps = magnitude.to(tl.float32, bitcast=True) * ((264 << 23) - exponent).to(tl.float32, bitcast=True)
+            steps = magnitude.to(tl.float32, bitcast=True) * ((264 << 23) - exponent).to(
+                tl.float32, bitcast=True
+            )
             floor = steps.to(tl.int32).to(tl.float32)
             up = tl.where(steps - floor > unit(key, column), 1.0, 0.0)
             half = to_half((floor + up) * apart) | ((word >> 16) & 0x8000)
@@ -167,16 +175,34 @@ def all_of(fits, mask):
 
 @triton.jit(do_not_specialize=["count"])
 def encode(
-    slots, places, keys, record_of, records, fits, count,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, STOCHASTIC: tl.constexpr,
-    WIDE: tl.constexpr, STATE: tl.constexpr, ROW_STATE: tl.constexpr, FULL: tl.constexpr, CLOCKED: tl.constexpr,
-    PARAMETERS_AT: tl.constexpr, ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr,
+    slots,
+    places,
+    keys,
+    record_of,
+    records,
+    fits,
+    count,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    WIDE: tl.constexpr,
+    STATE: tl.constexpr,
+    ROW_STATE: tl.constexpr,
+    FULL: tl.constexpr,
+    CLOCKED: tl.constexpr,
+    PARAMETERS_AT: tl.constexpr,
+    ROW_STATE_AT: tl.constexpr,
+    FULL_STATE_AT: tl.constexpr,
+    CLOCK_AT: tl.constexpr,
     BYTES: tl.constexpr,
-):  # fmt: skip
-    """Encode the slot places[i] into record record_of[i]; set fits[i] to 1 if the codec can represent its numbers.
+):
+    """Encode the slot places[i] into record record_of[i]; set fits[i] to 1 if the codec can
+    represent its numbers.
 
-    Without `record_of` it is record i. Records are `BYTES` apart. The rounding noise is a function of keys[i] and the
-    column.
+    Without `record_of` it is record i. Records are `BYTES` apart. The rounding noise is a function
+    of keys[i] and the column.
     """
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
@@ -193,19 +219,40 @@ def encode(
     weight = tl.load(slots[0] + (slot * D)[:, None] + d, mask, 0.0)
     if KIND < INT8:
         size = 4 if KIND == FP32 else 2
-        good = all_of(put_floats(records, at + size * d, weight, key, d, mask, KIND, STOCHASTIC, WORDS), mask)
+        good = all_of(
+            put_floats(records, at + size * d, weight, key, d, mask, KIND, STOCHASTIC, WORDS), mask
+        )
     else:
         LEVELS: tl.constexpr = 255 if KIND == INT8 else 15
-        least, most = tl.min(ordered(weight, mask, 0x7FFFFFFF), 1), tl.max(ordered(weight, mask, -0x80000000), 1)
+        least, most = (
+            tl.min(ordered(weight, mask, 0x7FFFFFFF), 1),
+            tl.max(ordered(weight, mask, -0x80000000), 1),
+        )
         scale, offset, good = parameters(unordered(least), unordered(most), LEVELS, WIDE)
         good = good & (least >= -0x7F800000) & (most <= 0x7F7FFFFF)
         if WIDE:
-            put(records, at + PARAMETERS_AT, scale.to(tl.uint32, bitcast=True)[:, None], valid[:, None], 4, WORDS)
-            put(records, at + PARAMETERS_AT + 4, offset.to(tl.uint32, bitcast=True)[:, None], valid[:, None], 4, WORDS)
+            put(
+                records,
+                at + PARAMETERS_AT,
+                scale.to(tl.uint32, bitcast=True)[:, None],
+                valid[:, None],
+                4,
+                WORDS,
+            )
+            put(
+                records,
+                at + PARAMETERS_AT + 4,
+                offset.to(tl.uint32, bitcast=True)[:, None],
+                valid[:, None],
+                4,
+                WORDS,
+            )
         else:
             put(records, at + PARAMETERS_AT, to_half(scale)[:, None], valid[:, None], 2, WORDS)
             put(records, at + PARAMETERS_AT + 2, to_half(offset)[:, None], valid[:, None], 2, WORDS)
-        inverse = tl.where(scale > 0.0, tl.div_rn(tl.zeros_like(scale) + 1.0, tl.where(scale > 0.0, scale, 1.0)), 0.0)
+        inverse = tl.where(
+            scale > 0.0, tl.div_rn(tl.zeros_like(scale) + 1.0, tl.where(scale > 0.0, scale, 1.0)), 0.0
+        )
         offset, inverse = offset[:, None], inverse[:, None]
         threshold = unit(key, d) if STOCHASTIC else NEAREST
         low = code(weight, offset, inverse, threshold, LEVELS)
@@ -222,7 +269,9 @@ def encode(
     if ROW_STATE:
         state = tl.load(slots[1] + slot, valid, 0.0)[:, None]
         column = tl.zeros((K, 1), tl.int32) + (D + (FULL * D if FULL > 1 else D))
-        stored = put_floats(records, at + ROW_STATE_AT, state, key, column, valid[:, None], STATE, True, WORDS)
+        stored = put_floats(
+            records, at + ROW_STATE_AT, state, key, column, valid[:, None], STATE, True, WORDS
+        )
         good = good & all_of(stored, valid[:, None])
     for full in tl.static_range(FULL):
         state = tl.load(slots[2] + ((slot * FULL + full) * D)[:, None] + d, mask, 0.0)
@@ -237,11 +286,26 @@ def encode(
 
 @triton.jit(do_not_specialize=["count"])
 def decode(
-    slots, places, record_of, records, count,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, STATE: tl.constexpr,
-    ROW_STATE: tl.constexpr, FULL: tl.constexpr, CLOCKED: tl.constexpr, PARAMETERS_AT: tl.constexpr,
-    ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr, BYTES: tl.constexpr,
-):  # fmt: skip
+    slots,
+    places,
+    record_of,
+    records,
+    count,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDE: tl.constexpr,
+    STATE: tl.constexpr,
+    ROW_STATE: tl.constexpr,
+    FULL: tl.constexpr,
+    CLOCKED: tl.constexpr,
+    PARAMETERS_AT: tl.constexpr,
+    ROW_STATE_AT: tl.constexpr,
+    FULL_STATE_AT: tl.constexpr,
+    CLOCK_AT: tl.constexpr,
+    BYTES: tl.constexpr,
+):
     """Decode record record_of[i] into the slot places[i]; without `record_of` it is record i."""
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count

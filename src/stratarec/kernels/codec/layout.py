@@ -1,8 +1,9 @@
 """Layout of a row's record.
 
-A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding. Its
-kind (`stratarec.kernels.codec.kinds`) defines how weights are encoded. Scale and offset exist only for kinds that store
-codes, the states only if the optimizer keeps them, and the clock, a 32-bit integer, only if rows have one.
+A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian,
+without padding. Its kind (`stratarec.kernels.codec.kinds`) defines how weights are encoded. Scale
+and offset exist only for kinds that store codes, the states only if the optimizer keeps them, and
+the clock, a 32-bit integer, only if rows have one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class RecordLayout:
 
     @property
     def parameters_at(self) -> int:
-        """Byte of a record at which the scale and the offset begin, right after the encoded weights."""
+        """Byte of a record at which the scale and the offset begin, right after the encoded
+        weights.
+        """
         return self.kind.weight_bytes(self.width)
 
     @property
@@ -83,14 +86,25 @@ class RecordLayout:
 
     @property
     def state_shape(self) -> dict[str, int]:
-        """Numbers of a row other than weights: floats per row, floats per weight, and whether there is a clock."""
+        """Numbers of a row other than weights: floats per row, floats per weight, and whether there
+        is a clock.
+        """
         return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 
     @cached_property
     def form(self) -> Form:
         """This layout for kernels."""
         return Form(
-            list(KINDS).index(self.kind.name), self.stochastic, self.wide_parameters, self.wide_state, self.width,
-            self.row_state, self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.clock_at,
+            list(KINDS).index(self.kind.name),
+            self.stochastic,
+            self.wide_parameters,
+            self.wide_state,
+            self.width,
+            self.row_state,
+            self.full_state,
+            self.parameters_at,
+            self.row_state_at,
+            self.full_state_at,
+            self.clock_at,
             self.record_bytes,
-        )  # fmt: skip
+        )

@@ -1,7 +1,8 @@
-"""Encode and decode one record at a time in plain NumPy; bytes and floats equal the kernels' results.
+"""Encode and decode one record at a time in plain NumPy; bytes and floats equal the kernels'
+results.
 
-Where rounding is exact in real arithmetic, this module uses float64 and the kernels use bit patterns.
-`Kind.plain_encode` encodes the weights.
+Where rounding is exact in real arithmetic, this module uses float64 and the kernels use bit
+patterns. `Kind.plain_encode` encodes the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def encode(
     states = []
     if layout.row_state:
         states.append(
-            (np.array([row_state], dtype=np.float32), range(width + max(width, full), width + max(width, full) + 1))
+            (
+                np.array([row_state], dtype=np.float32),
+                range(width + max(width, full), width + max(width, full) + 1),
+            )
         )
     if layout.full_state:
         states.append((full_state, range(width, width + full)))
@@ -42,7 +46,9 @@ def encode(
 
 
 def decode(record: bytes, layout: RecordLayout) -> tuple[Floats, Floats, Floats]:
-    """Return ``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without its clock."""
+    """Return ``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without
+    its clock.
+    """
     state = from_fp32 if layout.wide_state else from_bf16
     return (
         layout.kind.plain_decode(record[: layout.row_state_at], layout.width, layout.wide_parameters),

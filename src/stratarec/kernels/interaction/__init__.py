@@ -1,4 +1,5 @@
-"""DLRM's interaction (Naumov et al. 2019): dot products of all pairs of a sample's vectors, as one operation.
+"""DLRM's interaction (Naumov et al. 2019): dot products of all pairs of a sample's vectors, as one
+operation.
 
 Neither the concatenated vectors nor the full matrix of products of a batch is ever in memory.
 """
@@ -33,7 +34,8 @@ def _padded(columns: int) -> int:
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """Return the dense vector, the products of all pairs, and zeros up to a multiple of eight columns.
+    """Return the dense vector, the products of all pairs, and zeros up to a multiple of eight
+    columns.
 
     Parameters
     ----------
@@ -45,8 +47,9 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, then the zeros. Without `dense`, V = F and there are no dense
-        columns. Pairs (i, j), j < i, are in the order of the lower triangle; the dense vector has number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, then the zeros. Without `dense`, V = F
+        and there are no dense columns. Pairs (i, j), j < i, are in the order of the lower triangle;
+        the dense vector has number 0.
 
     Raises
     ------
@@ -65,7 +68,9 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     if pooled.device.type != "cpu":
         with torch.autocast(pooled.device.type, enabled=False):
             front = None if dense is None else dense.float()
-            vectors = pooled.float() if front is None else torch.cat([front.unsqueeze(1), pooled.float()], dim=1)
+            vectors = (
+                pooled.float() if front is None else torch.cat([front.unsqueeze(1), pooled.float()], dim=1)
+            )
             pairs: Tensor = PairProducts.apply(vectors)  # type: ignore[no-untyped-call]
             return pairs if front is None else torch.cat([front, pairs], dim=1)
     out: Tensor = _Interaction.apply(dense, pooled)  # type: ignore[no-untyped-call]
@@ -74,7 +79,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return which columns of `dot_interaction` the two outputs of `segment_interaction` contain, in their order.
+    """Return which columns of `dot_interaction` the two outputs of `segment_interaction` contain,
+    in their order.
 
     Parameters
     ----------
@@ -103,16 +109,16 @@ def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple
 def segment_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `dot_interaction` if the samples of a segment share some vectors; products of these are computed once a
-    segment.
+    """Compute `dot_interaction` if the samples of a segment share some vectors; products of these
+    are computed once a segment.
 
     Parameters
     ----------
     dense : Tensor or None
         ``[B, D]`` output of the bottom MLP.
     pooled : Tensor
-        ``[B, F, D]`` embeddings, contiguous. Row r of a shared feature belongs to segment r; its rows from R on are not
-        read.
+        ``[B, F, D]`` embeddings, contiguous. Row r of a shared feature belongs to segment r; its
+        rows from R on are not read.
     shared : sequence of bool
         ``[F]``, whether the samples of a segment share the feature's vector.
     starts : Tensor
@@ -121,8 +127,8 @@ def segment_interaction(
     Returns
     -------
     tuple of Tensor
-        Float32 columns of each sample ``[B, .]`` and of each segment ``[R, .]``, as `split_columns` lists them, then
-        zeros up to a multiple of eight.
+        Float32 columns of each sample ``[B, .]`` and of each segment ``[R, .]``, as `split_columns`
+        lists them, then zeros up to a multiple of eight.
 
     Raises
     ------
@@ -137,8 +143,8 @@ def segment_interaction(
     if not fits or (dense is not None and dense.shape != (pooled.shape[0], pooled.shape[2])):
         got = None if dense is None else tuple(dense.shape)
         raise ConfigError(
-            f"segment_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and segments of "
-            f"{int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
+            f"segment_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and "
+            f"segments of {int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
         )
     out: tuple[Tensor, Tensor] = _SegmentInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
     return out
@@ -149,10 +155,11 @@ def _flat(tensor: Tensor) -> Any:
 
 
 class PairProducts(torch.autograd.Function):
-    """Products of all pairs of a sample's vectors ``[B, V, D]`` on a device, ``[B, V (V - 1) / 2]``.
+    """Products of all pairs of a sample's vectors ``[B, V, D]`` on a device, ``[B, V (V - 1) /
+    2]``.
 
-    The gradient is a product with the symmetric matrix of gradients. torch's own gradient of the lower triangle adds
-    element by element, which took 1.4 of 4.2 ms of a step on an H200.
+    The gradient is a product with the symmetric matrix of gradients. torch's own gradient of the
+    lower triangle adds element by element, which took 1.4 of 4.2 ms of a step on an H200.
     """
 
     @staticmethod
@@ -171,9 +178,11 @@ class PairProducts(torch.autograd.Function):
 
 @lru_cache(maxsize=16)
 def _pair_places(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the flat indices of pairs in a ``[count, count]`` matrix, and the number of the pair at each flat index.
+    """Return the flat indices of pairs in a ``[count, count]`` matrix, and the number of the pair
+    at each flat index.
 
-    Indices on the diagonal have the number of pairs, which is one more than the number of the last pair.
+    Indices on the diagonal have the number of pairs, which is one more than the number of the last
+    pair.
     """
     rows, columns = torch.tril_indices(count, count, offset=-1)
     column = torch.full((count, count), len(rows))
@@ -193,7 +202,8 @@ class _Interaction(torch.autograd.Function):
         front = flat[:0] if dense is None else _flat(dense)
         out = RECYCLER.empty(batch, columns)
         ctx.samples = front, flat, first, batch, vectors, width, columns
-        ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
+        ctx.types = (None if dense is None else dense.dtype, pooled.dtype)
+        ctx.shape = pooled.shape
         cpu.kernels(*blocks(width)).forward(team_of(team_threads()), ctx.samples, _flat(out))
         return out
 
@@ -225,26 +235,39 @@ class _SegmentInteraction(torch.autograd.Function):
         segment_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
         flat, threads = _flat(pooled), team_threads()
         ctx.samples = (
-            flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
-            *_places(shared), starts.numpy(),
-        )  # fmt: skip
-        ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
+            flat[:0] if dense is None else _flat(dense),
+            flat,
+            int(dense is not None),
+            width,
+            features,
+            *_places(shared),
+            starts.numpy(),
+        )
+        ctx.types = (None if dense is None else dense.dtype, pooled.dtype)
+        ctx.shape = pooled.shape
         cpu.kernels(*blocks(width)).segment_forward(
-            team_of(threads), (*ctx.samples, _tile(len(segment_out), threads)), _products(sample_out, segment_out)
+            team_of(threads),
+            (*ctx.samples, _tile(len(segment_out), threads)),
+            _products(sample_out, segment_out),
         )
         return sample_out, segment_out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_samples: Tensor, of_segments: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+    def backward(
+        ctx: Any, of_samples: Tensor, of_segments: Tensor
+    ) -> tuple[Tensor | None, Tensor, None, None]:
         batch, features, width = ctx.shape
         dense_type, pooled_type = ctx.types
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
         cpu.kernels(*blocks(width)).segment_backward(
-            team_of(threads), (*ctx.samples, _tile(len(of_segments), threads)), _products(of_samples, of_segments),
-            _flat(dense_out), _flat(pooled_out),
-        )  # fmt: skip
+            team_of(threads),
+            (*ctx.samples, _tile(len(of_segments), threads)),
+            _products(of_samples, of_segments),
+            _flat(dense_out),
+            _flat(pooled_out),
+        )
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
 
 

@@ -1,8 +1,9 @@
-"""Numba kernels of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
+"""Numba kernels of the pairwise dot interaction: one sample at a time, its vectors side by side in
+the L1 cache.
 
-If samples of a segment share vectors, products between the V2 shared vectors are computed once a segment. Products of
-the V1 unshared vectors, with each other and with the shared ones, are computed for each sample. The unshared vectors
-(the dense one first) then precede the shared ones.
+If samples of a segment share vectors, products between the V2 shared vectors are computed once a
+segment. Products of the V1 unshared vectors, with each other and with the shared ones, are computed
+for each sample. The unshared vectors (the dense one first) then precede the shared ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
-from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
+from stratarec.kernels.simd.vector import (
+    broadcast,
+    load,
+    multiply,
+    multiply_add,
+    store,
+    store_totals,
+    total,
+)
 
 U = np.uint64
 # Number of samples that a thread processes at a time.
@@ -25,7 +34,8 @@ TILE = 32
 
 
 class Samples(NamedTuple):
-    """Flat inputs of a batch: the dense vector of each sample if `first` is 1, and the pooled vectors of each sample.
+    """Flat inputs of a batch: the dense vector of each sample if `first` is 1, and the pooled
+    vectors of each sample.
 
     `columns` is the number of output columns, including the zeros.
     """
@@ -40,7 +50,9 @@ class Samples(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch of each thread: a sample's vectors, the gradient of its product matrix, and its vectors' gradients."""
+    """Scratch of each thread: a sample's vectors, the gradient of its product matrix, and its
+    vectors' gradients.
+    """
 
     vectors: NDArray[np.float32]
     square: NDArray[np.float32]
@@ -49,7 +61,9 @@ class Scratch(NamedTuple):
 
 @njit(**BODY)
 def copy(lanes, source, begin, target, start, count):
-    """Copy `count` floats from ``source[begin:]`` to ``target[start:]``; `count` is a multiple of `lanes`."""
+    """Copy `count` floats from ``source[begin:]`` to ``target[start:]``; `count` is a multiple of
+    `lanes`.
+    """
     literally(lanes)
     for d in range(U(0), U(count), U(lanes)):
         store(target, U(start) + d, load(source, U(begin) + d, lanes))
@@ -57,7 +71,9 @@ def copy(lanes, source, begin, target, start, count):
 
 @njit(**BODY)
 def product(lanes, scratch, one, other, width):
-    """Return one block of partial sums of the dot product of two vectors; their `total` is the dot product."""
+    """Return one block of partial sums of the dot product of two vectors; their `total` is the dot
+    product.
+    """
     literally(lanes)
     products = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
     for d in range(U(lanes), width, U(lanes)):
@@ -67,18 +83,21 @@ def product(lanes, scratch, one, other, width):
 
 @njit(**BODY)
 def products_with(lanes, scratch, one, begin, end, D, out, place):
-    """Set ``out[place + j - begin]`` to the dot product of vector `one` and vector j, for j from `begin` to `end`."""
+    """Set ``out[place + j - begin]`` to the dot product of vector `one` and vector j, for j from
+    `begin` to `end`.
+    """
     literally(lanes)
     # Four dot products at once: adding up their lanes takes half the shuffles.
     fours = begin + ((end - begin) & ~U(3))
     for j in range(begin, fours, U(4)):
         store_totals(
-            out, place + j - begin,
+            out,
+            place + j - begin,
             product(lanes, scratch, one * D, j * D, D),
             product(lanes, scratch, one * D, (j + U(1)) * D, D),
             product(lanes, scratch, one * D, (j + U(2)) * D, D),
             product(lanes, scratch, one * D, (j + U(3)) * D, D),
-        )  # fmt: skip
+        )
     for j in range(fours, end):
         out[place + j - begin] = total(product(lanes, scratch, one * D, j * D, D))
 
@@ -100,7 +119,9 @@ def lay_side_by_side(lanes, samples, b, scratch):
 
 @njit(**BODY)
 def forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out[b] to dense[b], then the dot products x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
+    """Set out[b] to dense[b], then the dot products x_i . x_j for i = 1 .. V - 1 and j < i, then
+    zeros.
+    """
     literally(lanes)
     first, width, columns = samples.first, samples.width, samples.columns
     D, V = U(lanes if one_block else width), U(samples.vectors)
@@ -122,7 +143,9 @@ def forward(member, lanes, one_block, counter, samples, out, scratches):
 
 @njit(**BODY)
 def spread(gradient, place, vectors, square):
-    """Write a symmetric matrix with a zero diagonal to `square`; ``gradient[place:]`` is its lower triangle."""
+    """Write a symmetric matrix with a zero diagonal to `square`; ``gradient[place:]`` is its lower
+    triangle.
+    """
     for i in range(vectors):
         square[i * vectors + i] = np.float32(0.0)
         for j in range(i):
@@ -133,7 +156,9 @@ def spread(gradient, place, vectors, square):
 
 @njit(**BODY)
 def backward(member, lanes, one_block, counter, samples, gradient, dense_out, pooled_out, work):
-    """Compute the gradient of each x_i, which is the sum over j of g_ij x_j; four i at a time stay in registers."""
+    """Compute the gradient of each x_i, which is the sum over j of g_ij x_j; four i at a time stay
+    in registers.
+    """
     literally(lanes)
     first, vectors, width = samples.first, samples.vectors, samples.width
     D, V, count = U(lanes if one_block else width), U(vectors), (vectors - first) * width
@@ -145,12 +170,14 @@ def backward(member, lanes, one_block, counter, samples, gradient, dense_out, po
         for b in range(begin, min(begin + TILE, samples.batch)):
             lay_side_by_side(lanes, samples, b, scratch)
             place = U(b * samples.columns)
-            # The full matrix, so that the loop below reads coefficients in rows and needs no test for j < i.
+            # The full matrix, so that the loop below reads coefficients in rows and needs no test
+            # for j < i.
             spread(gradient, place + U(first * width), V, square)
             for i in range(U(0), V, U(4)):
                 for block in range(U(0), D, U(lanes)):
                     one = two = three = four = broadcast(np.float32(0.0), lanes)
-                    # The dense vector is also part of the output: its gradient starts with the gradient of this part.
+                    # The dense vector is also part of the output: its gradient starts with the
+                    # gradient of this part.
                     if first and i == U(0):
                         one = load(gradient, place + block, lanes)
                     for j in range(V):
@@ -168,7 +195,9 @@ def backward(member, lanes, one_block, counter, samples, gradient, dense_out, po
 
 
 class SegmentSamples(NamedTuple):
-    """Flat inputs as in `Samples`; indices of unshared and shared features; starts of segments; segments per task."""
+    """Flat inputs as in `Samples`; indices of unshared and shared features; starts of segments;
+    segments per task.
+    """
 
     dense: NDArray[np.float32]
     pooled: NDArray[np.float32]
@@ -182,7 +211,9 @@ class SegmentSamples(NamedTuple):
 
 
 class SegmentProducts(NamedTuple):
-    """Both outputs of `segment_forward`, or the gradients of both, flat, and the number of columns of each."""
+    """Both outputs of `segment_forward`, or the gradients of both, flat, and the number of columns
+    of each.
+    """
 
     unshared: NDArray[np.float32]
     shared: NDArray[np.float32]
@@ -192,7 +223,9 @@ class SegmentProducts(NamedTuple):
 
 @njit(**BODY)
 def pick(lanes, source, row, features, chosen, scratch, place, D):
-    """Copy the vectors `chosen` of a row of `source` side by side into `scratch`, from vector number `place` on."""
+    """Copy the vectors `chosen` of a row of `source` side by side into `scratch`, from vector
+    number `place` on.
+    """
     literally(lanes)
     for k in range(U(len(chosen))):
         copy(lanes, source, (row * features + U(chosen[k])) * D, scratch, (place + k) * D, D)
@@ -200,7 +233,9 @@ def pick(lanes, source, row, features, chosen, scratch, place, D):
 
 @njit(**BODY)
 def put(lanes, gradients, place, target, row, features, chosen, D):
-    """Copy vectors from number `place` on to the vectors `chosen` of a row of `target`; the inverse of `pick`."""
+    """Copy vectors from number `place` on to the vectors `chosen` of a row of `target`; the inverse
+    of `pick`.
+    """
     literally(lanes)
     for k in range(U(len(chosen))):
         copy(lanes, gradients, (place + k) * D, target, (row * features + U(chosen[k])) * D, D)
@@ -208,12 +243,16 @@ def put(lanes, gradients, place, target, row, features, chosen, D):
 
 @njit(**BODY)
 def segment_forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out.unshared[b] to dense[b] and all products with an unshared vector, out.shared[r] to all other products.
+    """Set out.unshared[b] to dense[b] and all products with an unshared vector, out.shared[r] to
+    all other products.
 
     Products of two unshared vectors come first, then products of an unshared and a shared vector.
     """
     literally(lanes)
-    pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
+    pooled = samples.pooled
+    unshared = samples.unshared
+    shared = samples.shared
+    tile = samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
     start, segments = samples.start, len(samples.start) - 1
     mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
@@ -247,7 +286,9 @@ def segment_forward(member, lanes, one_block, counter, samples, out, scratches):
 
 @njit(**BODY)
 def pairs_gradient(lanes, scratch, first, end, D, gradient, place, sums):
-    """Add g_ij x_j to sums[i] and g_ij x_i to sums[j] for all pairs j < i of the vectors from `first` to `end`."""
+    """Add g_ij x_j to sums[i] and g_ij x_i to sums[j] for all pairs j < i of the vectors from
+    `first` to `end`.
+    """
     literally(lanes)
     for one in range(end - first):
         for other in range(one):
@@ -277,12 +318,17 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
 
 
 @njit(**BODY)
-def segment_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
-    """Compute the gradients of `segment_forward`. Gradients of shared vectors are summed over a segment's samples in
-    order.
+def segment_backward(
+    member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals
+):
+    """Compute the gradients of `segment_forward`. Gradients of shared vectors are summed over a
+    segment's samples in order.
     """
     literally(lanes)
-    pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
+    pooled = samples.pooled
+    unshared = samples.unshared
+    shared = samples.shared
+    tile = samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
     start, segments = samples.start, len(samples.start) - 1
     mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
@@ -303,7 +349,8 @@ def segment_backward(member, lanes, one_block, counter, samples, gradients, dens
                 place = b * U(gradients.unshared_columns)
                 for d in range(front * D, mine * D, U(lanes)):
                     store(sums, d, broadcast(np.float32(0.0), lanes))
-                # The dense vector is also part of the output: its gradient starts with the gradient of this part.
+                # The dense vector is also part of the output: its gradient starts with the gradient
+                # of this part.
                 copy(lanes, gradients.unshared, place, sums, 0, front * D)
                 place += front * D
                 pairs_gradient(lanes, scratch, U(0), mine, D, gradients.unshared, place, sums)
@@ -317,7 +364,9 @@ def segment_backward(member, lanes, one_block, counter, samples, gradients, dens
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return both passes for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
+    """Return both passes for blocks of `lanes` floats. Each is compiled at its first call and
+    cached on disk.
+    """
 
     @njit(nogil=True, cache=True)
     def forward_of_all(team, samples, out):
@@ -328,7 +377,8 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def backward_of_all(team, samples, gradient, dense_out, pooled_out):
         samples = Samples(*samples)
-        # Vectors are processed four at a time. In the last four some may not exist, and their results are not used.
+        # Vectors are processed four at a time. In the last four some may not exist, and their
+        # results are not used.
         rows = (samples.vectors + 3) // 4 * 4
         work = Scratch(
             np.empty((team.threads, rows * samples.width + 16), np.float32),
@@ -341,7 +391,9 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def forward_of_segments(team, samples, out):
         samples = SegmentSamples(*samples)
-        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
+        scratches = np.empty(
+            (team.threads, (samples.features + samples.first) * samples.width + 16), np.float32
+        )
         run_team(
             team,
             segment_forward,
@@ -351,11 +403,20 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def backward_of_segments(team, samples, gradients, dense_out, pooled_out):
         samples = SegmentSamples(*samples)
-        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
+        scratches = np.empty(
+            (team.threads, (samples.features + samples.first) * samples.width + 16), np.float32
+        )
         args = (
-            lanes, one_block, stack_array(1, np.int64), samples, SegmentProducts(*gradients), dense_out, pooled_out,
-            scratches, np.empty_like(scratches),
-        )  # fmt: skip
+            lanes,
+            one_block,
+            stack_array(1, np.int64),
+            samples,
+            SegmentProducts(*gradients),
+            dense_out,
+            pooled_out,
+            scratches,
+            np.empty_like(scratches),
+        )
         run_team(team, segment_backward, args)
 
     return SimpleNamespace(

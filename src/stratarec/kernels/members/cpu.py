@@ -1,7 +1,8 @@
-"""Numba kernels of an ensemble's network between its matrix products: inputs of members, ReLU with dropout, logits.
+"""Numba kernels of an ensemble's network between its matrix products: inputs of members, ReLU with
+dropout, logits.
 
-Shapes: B samples, K members, N numbers, F vectors of sparse features, D width of a member's vector, Q bins of a number,
-H width of a hidden layer.
+Shapes: B samples, K members, N numbers, F vectors of sparse features, D width of a member's vector,
+Q bins of a number, H width of a hidden layer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from stratarec.kernels.simd.vector import add, broadcast, load, multiply, multip
 U = np.uint64
 # Number of samples that a thread processes at a time.
 TILE = 32
-# Limit of numbers in first-order terms, because a single extreme number would otherwise decide the score.
+# Limit of numbers in first-order terms, because a single extreme number would otherwise decide the
+# score.
 MOST_DEVIATIONS = 8.0
 _MOST = np.float32(MOST_DEVIATIONS)
 
@@ -63,7 +65,9 @@ class Fields(NamedTuple):
 
 @njit(**BODY)
 def first_bits(fields, k, b):
-    """Return the place of the bits of sample b's first field for member k, or -1 if the member drops no fields."""
+    """Return the place of the bits of sample b's first field for member k, or -1 if the member
+    drops no fields.
+    """
     mask = fields.mask[k]
     return -1 if mask < 0 else (mask * fields.samples + b) * (fields.numbers + fields.features)
 
@@ -113,9 +117,16 @@ def find_bin(fields, b, n):
 
 @njit(**BODY)
 def fill(member, lanes, counter, fields, out, logits):
-    """Write the inputs of each member, ``[K, B, N + F, D]``, and its first-order terms, ``[B, K]``."""
+    """Write the inputs of each member, ``[K, B, N + F, D]``, and its first-order terms, ``[B,
+    K]``.
+    """
     literally(lanes)
-    B, K, N, F, D, Q = fields.samples, fields.members, fields.numbers, fields.features, fields.width, fields.bins
+    B = fields.samples
+    K = fields.members
+    N = fields.numbers
+    F = fields.features
+    D = fields.width
+    Q = fields.bins
     while True:
         begin = take(counter) * TILE
         if begin >= B:
@@ -129,11 +140,16 @@ def fill(member, lanes, counter, fields, out, logits):
                 for n in range(N):
                     logit += min(max(fields.dense[b * N + n], -_MOST), _MOST) * fields.first[n * K + k]
                     bin = fields.bin[b * N + n]
-                    scale, share = broadcast(factor(fields, bits, n), lanes), broadcast(fields.share[b * N + n], lanes)
+                    scale, share = (
+                        broadcast(factor(fields, bits, n), lanes),
+                        broadcast(fields.share[b * N + n], lanes),
+                    )
                     bias, below = column + U(n * K * D), column + U((n * (Q + 1) + bin) * K * D)
                     weight = column + U((n * Q + min(bin, Q - 1)) * K * D)
                     for d in range(U(0), U(D), U(lanes)):
-                        vector = add(load(fields.bias, bias + d, lanes), load(fields.below, below + d, lanes))
+                        vector = add(
+                            load(fields.bias, bias + d, lanes), load(fields.below, below + d, lanes)
+                        )
                         vector = multiply_add(share, load(fields.weight, weight + d, lanes), vector)
                         store(out, place + d, multiply(passed(vector, vector), scale))
                     place += U(D)
@@ -142,7 +158,11 @@ def fill(member, lanes, counter, fields, out, logits):
                     scale = factor(fields, bits, N + f)
                     logit += fields.vectors[row + U(D)] * scale
                     for d in range(U(0), U(D), U(lanes)):
-                        store(out, place + d, multiply(load(fields.vectors, row + d, lanes), broadcast(scale, lanes)))
+                        store(
+                            out,
+                            place + d,
+                            multiply(load(fields.vectors, row + d, lanes), broadcast(scale, lanes)),
+                        )
                     place += U(D)
                     row += U(K * (D + 1))
                 logits[b * K + k] = logit
@@ -161,8 +181,14 @@ class FieldGradients(NamedTuple):
 def spread_number(lanes, fields, n, inputs, gradient, logits, out):
     """Set the gradients of the weights of number n. Samples are added in their order."""
     literally(lanes)
-    B, K, N, F, D, Q = fields.samples, fields.members, fields.numbers, fields.features, fields.width, fields.bins
-    # First the gradient of `below`, from the bin that it is for downwards: that of bin q is in place q - 1.
+    B = fields.samples
+    K = fields.members
+    N = fields.numbers
+    F = fields.features
+    D = fields.width
+    Q = fields.bins
+    # First the gradient of `below`, from the bin that it is for downwards: that of bin q is in
+    # place q - 1.
     for c in range(Q * K * D):
         out.weight[n * Q * K * D + c] = np.float32(0.0)
     for c in range(K * D):
@@ -174,12 +200,19 @@ def spread_number(lanes, fields, n, inputs, gradient, logits, out):
             bin, share = fields.bin[b * N + n], broadcast(fields.share[b * N + n], lanes)
             scale = broadcast(factor(fields, first_bits(fields, k, b), n), lanes)
             place = U(((k * B + b) * (N + F) + n) * D)
-            weights, below = U(((n * Q + min(bin, Q - 1)) * K + k) * D), U(((n * (Q + 1) + bin) * K + k) * D)
+            weights, below = (
+                U(((n * Q + min(bin, Q - 1)) * K + k) * D),
+                U(((n * (Q + 1) + bin) * K + k) * D),
+            )
             for d in range(U(0), U(D), U(lanes)):
-                part = passed(multiply(load(gradient, place + d, lanes), scale), load(inputs, place + d, lanes))
+                part = passed(
+                    multiply(load(gradient, place + d, lanes), scale), load(inputs, place + d, lanes)
+                )
                 store(out.bias, bias + d, add(load(out.bias, bias + d, lanes), part))
                 # The share of a number above the last edge is 0.
-                store(out.weight, weights + d, multiply_add(share, part, load(out.weight, weights + d, lanes)))
+                store(
+                    out.weight, weights + d, multiply_add(share, part, load(out.weight, weights + d, lanes))
+                )
                 store(fields.below, below + d, add(load(fields.below, below + d, lanes), part))
         out.first[n * K + k] = first
 
@@ -201,10 +234,15 @@ def add_bins_above(fields, n, out):
 def spread(member, lanes, counter, fields, inputs, gradient, logits, out):
     """Compute the gradients of `fill`: a task is a number, or a tile of samples.
 
-    `inputs` and `gradient` are ``[K, B, N + F, D]``, and `logits` is the gradient of the logits, ``[B, K]``.
+    `inputs` and `gradient` are ``[K, B, N + F, D]``, and `logits` is the gradient of the logits,
+    ``[B, K]``.
     """
     literally(lanes)
-    B, K, N, F, D = fields.samples, fields.members, fields.numbers, fields.features, fields.width
+    B = fields.samples
+    K = fields.members
+    N = fields.numbers
+    F = fields.features
+    D = fields.width
     while True:
         task = take(counter)
         begin = (task - N) * TILE
@@ -229,8 +267,8 @@ def spread(member, lanes, counter, fields, inputs, gradient, logits, out):
 
 
 class Hidden(NamedTuple):
-    """A hidden layer: its sizes, where its values are, and its dropout. The values of a member are ``[B, widths[k]]``
-    and begin at ``starts[k] * B``.
+    """A hidden layer: its sizes, where its values are, and its dropout. The values of a member are
+    ``[B, widths[k]]`` and begin at ``starts[k] * B``.
     """
 
     samples: int
@@ -240,7 +278,9 @@ class Hidden(NamedTuple):
     widths: NDArray[np.int64]
     starts: NDArray[np.int64]
     bits: NDArray[np.int16]
-    """``[B, width]``: an output is dropped if its bits are below the member's limit. Empty without dropout."""
+    """``[B, width]``: an output is dropped if its bits are below the member's limit. Empty without
+    dropout.
+    """
     limit: NDArray[np.int16]
     scale: NDArray[np.float32]
     """``[K]`` limits and factors."""
@@ -248,9 +288,11 @@ class Hidden(NamedTuple):
 
 @njit(**BODY)
 def activate(member, lanes, counter, layer, values, bias, weight, logits):
-    """Add the bias ``[K, width]`` to the values, which are products, then apply dropout and ReLU in place.
+    """Add the bias ``[K, width]`` to the values, which are products, then apply dropout and ReLU in
+    place.
 
-    If `weight` ``[K, width]`` is not empty, the products of the result with it are added to the logits, ``[B, K]``.
+    If `weight` ``[K, width]`` is not empty, the products of the result with it are added to the
+    logits, ``[B, K]``.
     """
     literally(lanes)
     B, W, has_bits = layer.samples, layer.width, len(layer.bits) > 0
@@ -259,7 +301,10 @@ def activate(member, lanes, counter, layer, values, bias, weight, logits):
         if begin >= B:
             break
         for k in range(layer.members):
-            limit, scale, H, first = layer.limit[k], layer.scale[k], layer.widths[k], U(k * W)
+            limit = layer.limit[k]
+            scale = layer.scale[k]
+            H = layer.widths[k]
+            first = U(k * W)
             for b in range(begin, min(begin + TILE, B)):
                 start, bits = U(layer.starts[k] * B + b * H), U(b * W)
                 if has_bits and limit > -32768:
@@ -274,17 +319,20 @@ def activate(member, lanes, counter, layer, values, bias, weight, logits):
                 if len(weight):
                     sums = broadcast(np.float32(0.0), lanes)
                     for h in range(U(0), U(H), U(lanes)):
-                        sums = multiply_add(load(values, start + h, lanes), load(weight, first + h, lanes), sums)
+                        sums = multiply_add(
+                            load(values, start + h, lanes), load(weight, first + h, lanes), sums
+                        )
                     logits[b * layer.members + k] += total(sums)
 
 
 @njit(**BODY)
 def differentiate(member, counter, layer, values, weight, logits, gradient, bias, weight_gradient):
-    """Turn the gradient of `values`, the result of `activate`, into the gradient of its products, in place.
+    """Turn the gradient of `values`, the result of `activate`, into the gradient of its products,
+    in place.
 
-    `bias` ``[K, width]``, which is zeros, gets the sum over samples. If `weight` is not empty, the gradient is computed
-    from that of the logits, ``[B, K]``, and `weight_gradient`, which is zeros, gets its sum, too. A task is a member;
-    samples are added in their order.
+    `bias` ``[K, width]``, which is zeros, gets the sum over samples. If `weight` is not empty, the
+    gradient is computed from that of the logits, ``[B, K]``, and `weight_gradient`, which is zeros,
+    gets its sum, too. A task is a member; samples are added in their order.
     """
     B, W = layer.samples, layer.width
     while True:
@@ -300,20 +348,33 @@ def differentiate(member, counter, layer, values, weight, logits, gradient, bias
                     weight_gradient[first + h] += of_logit * values[start + h]
                     gradient[start + h] = of_logit * weight[first + h]
             for h in range(U(H)):
-                part = gradient[start + h] * scale if values[start + h] > np.float32(0.0) else np.float32(0.0)
+                part = (
+                    gradient[start + h] * scale if values[start + h] > np.float32(0.0) else np.float32(0.0)
+                )
                 gradient[start + h] = part
                 bias[first + h] += part
 
 
 @njit(nogil=True, cache=True)
 def run_differentiate(team, layer, values, weight, logits, gradient, bias, weight_gradient):
-    args = (stack_array(1, np.int64), Hidden(*layer), values, weight, logits, gradient, bias, weight_gradient)
+    args = (
+        stack_array(1, np.int64),
+        Hidden(*layer),
+        values,
+        weight,
+        logits,
+        gradient,
+        bias,
+        weight_gradient,
+    )
     run_team(team, differentiate, args)
 
 
 @cache
 def kernels(lanes: int) -> SimpleNamespace:
-    """Return kernels for blocks of `lanes` floats, which divide the width of rows. Each is cached on disk."""
+    """Return kernels for blocks of `lanes` floats, which divide the width of rows. Each is cached
+    on disk.
+    """
 
     @njit(nogil=True, cache=True)
     def run_fill(team, fields, out, logits):

@@ -1,6 +1,8 @@
-"""Registry of row optimizers: the state of a row, and the arithmetic of a step. It is read without Numba.
+"""Registry of row optimizers: the state of a row, and the arithmetic of a step. It is read without
+Numba.
 
-One compiled body has the arithmetic of the five kinds of StrataRec (`update.rules`); an added kind has its own.
+One compiled body has the arithmetic of the five kinds of StrataRec (`update.rules`); an added kind
+has its own.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ class RowOptimizer(NamedTuple):
     lingers: bool = False
     """Whether a trained row continues to change in batches that lack it, as with Adam's moments."""
     update: Callable[..., Any] | None = None
-    """``update(rule, numbers, slots, row, D, gradient, start)``, which the kernels compile. It applies the summed
-    gradient ``gradient[start : start + D]`` to row `row` of ``slots.weights`` and its state; `rules.Rule`,
-    `rules.StepNumbers` and `rules.Slots` describe the arguments. None for a kind of `update.rules` and `update.gpu`."""
+    """``update(rule, numbers, slots, row, D, gradient, start)``, which the kernels compile. It
+    applies the summed gradient ``gradient[start : start + D]`` to row `row` of ``slots.weights``
+    and its state; `rules.Rule`, `rules.StepNumbers` and `rules.Slots` describe the arguments. None
+    for a kind of `update.rules` and `update.gpu`."""
 
     @property
     def about(self) -> str:
         """Bytes of the state, as text."""
         sizes = [
-            f"{4 * count} bytes per {what}" for count, what in ((bool(self.row), "row"), (len(self.full), "weight"))
+            f"{4 * count} bytes per {what}"
+            for count, what in ((bool(self.row), "row"), (len(self.full), "weight"))
         ]
         return f"state of {' and '.join(size for size in sizes if size[0] != '0') or '0 bytes'}"
 

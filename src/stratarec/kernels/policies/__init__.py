@@ -1,4 +1,6 @@
-"""Eviction policies of the row cache. Each is a module of this folder and an entry of `POLICIES`."""
+"""Eviction policies of the row cache. Each is a module of this folder and an entry of
+`POLICIES`.
+"""
 
 from __future__ import annotations
 

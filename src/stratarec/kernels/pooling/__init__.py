@@ -1,7 +1,8 @@
-"""Pool rows of a group of tables into bags, gather rows without pooling, and compute gradients of weights.
+"""Pool rows of a group of tables into bags, gather rows without pooling, and compute gradients of
+weights.
 
-Shapes: F features, B samples, N ids, D width, R rows of all tables of the group together. If an id is outside its
-table, it is not used as an index, and its position is returned.
+Shapes: F features, B samples, N ids, D width, R rows of all tables of the group together. If an id
+is outside its table, it is not used as an index, and its position is returned.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
 
 
 def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
-    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return the same as `pool`.
+    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return the same as
+    `pool`.
 
     `feature` is the index of the feature in the group. The other arguments are those of `pool`.
     """
@@ -52,10 +54,13 @@ def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, ou
     return bad if bad < 0 else first + bad
 
 
-def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
+def weight_gradient(
+    weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor
+) -> None:
     """Add the gradient of the weight of each pooled lookup to `out`, ``[N]`` float32.
 
-    `gradient` is the gradient of the pooled output, ``[B, columns]`` float32. The other arguments are those of `pool`.
+    `gradient` is the gradient of the pooled output, ``[B, columns]`` float32. The other arguments
+    are those of `pool`.
     """
     if not _pools_nothing(group, bags):
         backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)

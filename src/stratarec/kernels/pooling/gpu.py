@@ -1,7 +1,8 @@
 """Triton kernels of pooling.
 
-Constants: D columns of a row, DP the next power of two, K bags or lookups of a program, U lookups unrolled, BY a common
-divisor of all column positions, from which the compiler knows how wide loads and stores can be.
+Constants: D columns of a row, DP the next power of two, K bags or lookups of a program, U lookups
+unrolled, BY a common divisor of all column positions, from which the compiler knows how wide loads
+and stores can be.
 """
 
 import triton
@@ -12,10 +13,26 @@ from stratarec.kernels.simd.gpu import total
 
 @triton.jit(do_not_specialize=["bags"])
 def pool(
-    weights, rows, offsets, share, column, mean, out, bags, batch, stride,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, SINGLE: tl.constexpr, BY: tl.constexpr,
-):  # fmt: skip
-    """Set out[b * stride + column[f]:][:D] to the pooled rows of bag f * batch + b, added in ascending order."""
+    weights,
+    rows,
+    offsets,
+    share,
+    column,
+    mean,
+    out,
+    bags,
+    batch,
+    stride,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    U: tl.constexpr,
+    SINGLE: tl.constexpr,
+    BY: tl.constexpr,
+):
+    """Set out[b * stride + column[f]:][:D] to the pooled rows of bag f * batch + b, added in
+    ascending order.
+    """
     bag = tl.program_id(0) * K + tl.arange(0, K)
     valid = bag < bags
     feature = bag // batch
@@ -33,23 +50,43 @@ def pool(
             for u in tl.static_range(U):
                 more = valid & (i + u < count)
                 row = tl.load(rows + begin + i + u, more, 0).to(tl.int64)
-                part = tl.load(weights + (row * D)[:, None] + d[None, :], more[:, None] & inside[None, :], 0.0)
+                part = tl.load(
+                    weights + (row * D)[:, None] + d[None, :], more[:, None] & inside[None, :], 0.0
+                )
                 if share is not None:
                     part = tl.load(share + begin + i + u, more, 0.0)[:, None] * part
                 pooled = pooled + part
         averaged = (tl.load(mean + feature, valid, 0) != 0) & (count > 1)
         pooled = (
-            pooled * tl.div_rn(1.0 + tl.zeros((K,), tl.float32), tl.where(averaged, count, 1).to(tl.float32))[:, None]
+            pooled
+            * tl.div_rn(1.0 + tl.zeros((K,), tl.float32), tl.where(averaged, count, 1).to(tl.float32))[
+                :, None
+            ]
         )
     tl.store(out + place[:, None] + d[None, :], pooled, valid[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["lookups"])
 def weight_gradient(
-    weights, rows, bag_of, offsets, column, mean, pooled, out, lookups, batch, stride,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Set out[i] to the gradient of the weight of pooled lookup i, given the gradient of the pooled output."""
+    weights,
+    rows,
+    bag_of,
+    offsets,
+    column,
+    mean,
+    pooled,
+    out,
+    lookups,
+    batch,
+    stride,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Set out[i] to the gradient of the weight of pooled lookup i, given the gradient of the pooled
+    output.
+    """
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < lookups
     bag = tl.load(bag_of + i, valid, 0)
@@ -59,7 +96,9 @@ def weight_gradient(
     d = tl.arange(0, DP)
     mask = valid[:, None] & (d < D)[None, :]
     gradient = tl.load(pooled + source[:, None] + d[None, :], mask, 0.0)
-    product = total(gradient * tl.load(weights + (row * D)[:, None] + d[None, :], mask, 0.0), K, DP, D, LANES)
+    product = total(
+        gradient * tl.load(weights + (row * D)[:, None] + d[None, :], mask, 0.0), K, DP, D, LANES
+    )
     count = tl.load(offsets + bag + 1, valid, 0) - tl.load(offsets + bag, valid, 0)
     averaged = (tl.load(mean + feature, valid, 0) != 0) & (count > 1)
     factor = tl.div_rn(1.0 + tl.zeros((K,), tl.float32), tl.where(averaged, count, 1).to(tl.float32))

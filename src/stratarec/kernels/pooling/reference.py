@@ -1,7 +1,7 @@
 """Pooling in plain torch: one bag and one lookup at a time.
 
-All arithmetic is float32, in the order of the fast kernels. So results can be compared bit for bit, unless they add
-numbers across the width of a row.
+All arithmetic is float32, in the order of the fast kernels. So results can be compared bit for bit,
+unless they add numbers across the width of a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Counter-based noise: each number is a function of (key, row, column), independent of order and time."""
+"""Counter-based noise: each number is a function of (key, row, column), independent of order and
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ HASH_SEED = 0x5DEECE66D
 
 
 def table_key(seed: int, table: str) -> int:
-    """Return the 64-bit key of the noise of a table, given the run's seed and the name of the table.
+    """Return the 64-bit key of the noise of a table, given the run's seed and the name of the
+    table.
 
     Keys differ between seeds and between names.
     """
-    # By name, not by position: a table keeps its initial rows when other tables are added or reordered.
+    # By name, not by position: a table keeps its initial rows when other tables are added or
+    # reordered.
     return xxhash.xxh3_64_intdigest(table.encode(), seed=seed & ((1 << 64) - 1))
 
 
@@ -30,7 +34,8 @@ class RowNoise(NamedTuple):
     key : ndarray
         uint64, from `table_key`.
     first, stride : ndarray
-        uint64: row r has number ``first + r * stride`` in the complete table, and the noise of that number.
+        uint64: row r has number ``first + r * stride`` in the complete table, and the noise of that
+        number.
     """
 
     key: NDArray[np.uint64]
@@ -39,14 +44,17 @@ class RowNoise(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[int], first: Sequence[int], stride: Sequence[int]) -> RowNoise:
-        """Build from sequences with one number per table, which become `key`, `first` and `stride`."""
+        """Build from sequences with one number per table, which become `key`, `first` and
+        `stride`.
+        """
         return cls(*(np.array(numbers, dtype=np.uint64) for numbers in (keys, first, stride)))
 
 
 def fill_uniform(
     out: NDArray[np.float32], *, key: int, first_row: int = 0, stride: int = 1, low: float, high: float
 ) -> None:
-    """Set ``out[r, d]`` to noise that is uniform in [low, high), a function of (key, first_row + r * stride, d).
+    """Set ``out[r, d]`` to noise that is uniform in [low, high), a function of (key, first_row + r
+    * stride, d).
 
     Parameters
     ----------
@@ -59,13 +67,16 @@ def fill_uniform(
     low, high : float
         Limits of the noise.
     """
-    from stratarec.kernels.random import cpu  # `prepare` only needs hashes, and Numba takes a second to load
+    # `prepare` only needs hashes, and Numba takes a second to load
+    from stratarec.kernels.random import cpu
 
     cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))
 
 
 class RandomWords:
-    """Words of 64 random bits: each array is a function of `key`, which is below 2^64, and of the arrays since then."""
+    """Words of 64 random bits: each array is a function of `key`, which is below 2^64, and of the
+    arrays since then.
+    """
 
     def __init__(self) -> None:
         self.key = 0

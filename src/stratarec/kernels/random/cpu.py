@@ -10,7 +10,9 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @njit(nogil=True, cache=True, inline="always")
 def mix(state):
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014), a bijection of 64-bit words, to a word."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014), a bijection of 64-bit words,
+    to a word.
+    """
     state = uint64(state)
     state = (state ^ (state >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -20,13 +22,16 @@ def mix(state):
 @njit(nogil=True, cache=True, inline="always")
 def row_key(key, row):
     """Return the key of the noise of one row."""
-    # Mixed twice, so that rows that differ in one bit, and keys of neighbouring tables, have unrelated streams.
+    # Mixed twice, so that rows that differ in one bit, and keys of neighbouring tables, have
+    # unrelated streams.
     return mix(key ^ mix(uint64(row) * GOLDEN + uint64(1)))
 
 
 @njit(nogil=True, cache=True, inline="always")
 def key_of(noise, table, row):
-    """Return the noise key of a row, given a `RowNoise`, in which the table may be a part of a larger table."""
+    """Return the noise key of a row, given a `RowNoise`, in which the table may be a part of a
+    larger table.
+    """
     return row_key(noise[0][table], noise[1][table] + noise[2][table] * uint64(row))
 
 

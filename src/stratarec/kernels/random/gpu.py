@@ -16,11 +16,20 @@ def mix(word):
 
 @triton.jit(do_not_specialize=["count"])
 def initialize(
-    slots, places, keys, bounds, count,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, ROW_STATE: tl.constexpr, FULL: tl.constexpr,
+    slots,
+    places,
+    keys,
+    bounds,
+    count,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    ROW_STATE: tl.constexpr,
+    FULL: tl.constexpr,
     CLOCKED: tl.constexpr,
-):  # fmt: skip
-    """Set the weights of the slot places[i] to noise that is uniform in [-bounds[i], bounds[i]], and its state to 0.
+):
+    """Set the weights of the slot places[i] to noise that is uniform in [-bounds[i], bounds[i]],
+    and its state to 0.
 
     Each weight is a function of keys[i] and the column.
     """
@@ -36,6 +45,8 @@ def initialize(
     if ROW_STATE:
         tl.store(slots[1] + slot, tl.zeros_like(slot).to(tl.float32), valid)
     for full in tl.static_range(FULL):
-        tl.store(slots[2] + ((slot * FULL + full) * D)[:, None] + d[None, :], tl.zeros((K, DP), tl.float32), mask)
+        tl.store(
+            slots[2] + ((slot * FULL + full) * D)[:, None] + d[None, :], tl.zeros((K, DP), tl.float32), mask
+        )
     if CLOCKED:
         tl.store(slots[3] + slot, tl.zeros_like(slot).to(tl.int32), valid)

@@ -17,7 +17,9 @@ def mix(state: int) -> int:
 
 
 def uniform_row(key: int, row: int, width: int, low: float, high: float) -> NDArray[np.float32]:
-    """Return ``[width]`` float32 noise that is uniform in [low, high), a function of (key, row) and the column."""
+    """Return ``[width]`` float32 noise that is uniform in [low, high), a function of (key, row) and
+    the column.
+    """
     row_key = mix(key ^ mix((row * _GOLDEN + 1) & _MASK))
     bits = [mix((row_key + d * _GOLDEN) & _MASK) >> 40 for d in range(width)]
     unit = np.array(bits, dtype=np.float32) * np.float32(1 / (1 << 24))

@@ -1,1 +1,3 @@
-"""Raw values of samples to score: their hashes, their ids, and the features of a few rows in one compiled call."""
+"""Raw values of samples to score: their hashes, their ids, and the features of a few rows in one
+compiled call.
+"""

@@ -1,9 +1,11 @@
 """Features of a few rows of raw values, from values to pooled vectors, in one compiled call.
 
-For one row, each call of a library takes longer than its work, so all steps are here. A few values are computed without
-releasing Python's lock: another thread would take the lock at once, and to get it back takes longer than the work.
+For one row, each call of a library takes longer than its work, so all steps are here. A few values
+are computed without releasing Python's lock: another thread would take the lock at once, and to get
+it back takes longer than the work.
 
-Shapes: F sparse features, D dense features, N rows, I values that are integers, T texts, V vocabularies.
+Shapes: F sparse features, D dense features, N rows, I values that are integers, T texts, V
+vocabularies.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 class RowPlan(NamedTuple):
     """Features, vocabularies and tables of an export, which are the same for all rows.
 
-    Values are given in an order of features in which integers are before texts; they are at *places* of this order.
+    Values are given in an order of features in which integers are before texts; they are at
+    *places* of this order.
     """
 
     sparse: NDArray[np.int64]
-    """``[F, 6]``: the feature at a place, its vocabulary, the first element of its table in `weights`, the width of the
-    table (0 if it is not pooled), its first column in the pooled output, and whether it is pooled by the mean."""
+    """``[F, 6]``: the feature at a place, its vocabulary, the first element of its table in
+    `weights`, the width of the table (0 if it is not pooled), its first column in the pooled
+    output, and whether it is pooled by the mean."""
     dense: NDArray[np.float64]
     """``[D, 3]`` of each feature: whether its logarithm is used, mean and deviation."""
     vocabularies: IndexArrays
@@ -64,8 +68,9 @@ class RowValues(NamedTuple):
     texts: int
     """T."""
     words: NDArray[np.int64]
-    """``[I + T + F * N]``: integers (or the bits of unsigned ones), the number of bytes of each text, and the number of
-    values of each feature in each row; the last part is left out if all are 1."""
+    """``[I + T + F * N]``: integers (or the bits of unsigned ones), the number of bytes of each
+    text, and the number of values of each feature in each row; the last part is left out if all are
+    1."""
     content: NDArray[np.uint8]
     """Bytes of all texts, and at least one byte."""
 
@@ -84,13 +89,19 @@ class RowFeatures(NamedTuple):
 
 
 def compute_features(plan: RowPlan, values: RowValues) -> RowFeatures | None:
-    """Return the features of rows, or None if a number is beyond the limit. Tables must have a row for each id."""
+    """Return the features of rows, or None if a number is beyond the limit. Tables must have a row
+    for each id.
+    """
     rows, ids = values.rows, values.integers + values.texts
     features = RowFeatures(
-        np.empty((rows, len(plan.dense)), np.float32), np.empty((rows, plan.columns), np.float32),
-        np.empty(ids, np.int32), np.empty(len(plan.sparse) * rows + 1, np.int64),
-    )  # fmt: skip
-    fits = _compute(plan.sparse, plan.dense, tuple(plan.vocabularies), plan.weights, tuple(values), tuple(features))
+        np.empty((rows, len(plan.dense)), np.float32),
+        np.empty((rows, plan.columns), np.float32),
+        np.empty(ids, np.int32),
+        np.empty(len(plan.sparse) * rows + 1, np.int64),
+    )
+    fits = _compute(
+        plan.sparse, plan.dense, tuple(plan.vocabularies), plan.weights, tuple(values), tuple(features)
+    )
     return features if fits else None
 
 
@@ -156,7 +167,8 @@ def _hash(values, texts, hashes):
 def _fill_ids(sparse, index, weights, values, texts, hashes, features):
     """Find the ids of all values.
 
-    Each step is done for all features before the next one, so that reads of different values from memory overlap.
+    Each step is done for all features before the next one, so that reads of different values from
+    memory overlap.
     """
     rows = values.rows
     for step in range(3):

@@ -1,4 +1,5 @@
-"""Hash texts in compiled code: XXH3 of 64 bits without a seed, as `xxhash.xxh3_64_intdigest` computes it.
+"""Hash texts in compiled code: XXH3 of 64 bits without a seed, as `xxhash.xxh3_64_intdigest`
+computes it.
 
 The algorithm and its constants: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
@@ -16,8 +17,12 @@ from stratarec.kernels.simd.bits import fold_product, load_u32, load_u64, revers
 U = np.uint64
 _PRIMES_32 = U(0x9E3779B1), U(0x85EBCA77), U(0xC2B2AE3D)
 _PRIMES = (
-    U(0x9E3779B185EBCA87), U(0xC2B2AE3D27D4EB4F), U(0x165667B19E3779F9), U(0x85EBCA77C2B2AE63), U(0x27D4EB2F165667C5),
-)  # fmt: skip
+    U(0x9E3779B185EBCA87),
+    U(0xC2B2AE3D27D4EB4F),
+    U(0x165667B19E3779F9),
+    U(0x85EBCA77C2B2AE63),
+    U(0x27D4EB2F165667C5),
+)
 _MIXER, _FACTOR = U(0x165667919E3779F9), U(0x9FB21C651E98DF25)
 _LOW = U(0xFFFFFFFF)
 _SECRET = np.frombuffer(
@@ -64,8 +69,9 @@ def _avalanche_64(word):
 @njit(**BODY)
 def _mix(content, at, secret):
     return fold_product(
-        load_u64(content, at) ^ load_u64(_SECRET, secret), load_u64(content, at + 8) ^ load_u64(_SECRET, secret + 8)
-    )  # fmt: skip
+        load_u64(content, at) ^ load_u64(_SECRET, secret),
+        load_u64(content, at + 8) ^ load_u64(_SECRET, secret + 8),
+    )
 
 
 @njit(**BODY)
@@ -107,14 +113,22 @@ def hash_text(content, first, end):
 @njit(**BODY)
 def _hash_long(content, first, end):
     sums = stack_array(8, np.uint64)
-    sums[0], sums[5], sums[6], sums[7] = _PRIMES_32[2], _PRIMES_32[1], _PRIMES[4], _PRIMES_32[0]
+    sums[0] = _PRIMES_32[2]
+    sums[5] = _PRIMES_32[1]
+    sums[6] = _PRIMES[4]
+    sums[7] = _PRIMES_32[0]
     for place in range(4):
         sums[1 + place] = _PRIMES[place]
     stripes = (end - first - 1) // 64
     for stripe in range(stripes + 1):
         # The last stripe ends with the text.
         is_last = stripe == stripes
-        _add_stripe(sums, content, end - 64 if is_last else first + 64 * stripe, 121 if is_last else 8 * (stripe % 16))
+        _add_stripe(
+            sums,
+            content,
+            end - 64 if is_last else first + 64 * stripe,
+            121 if is_last else 8 * (stripe % 16),
+        )
         if stripe % 16 == 15 and not is_last:
             for place in range(8):
                 word = sums[place] ^ (sums[place] >> U(47)) ^ load_u64(_SECRET, 128 + 8 * place)

@@ -1,7 +1,7 @@
 """Find the ids of values by their hashes in vocabularies.
 
-The keys of a vocabulary are sorted, and the highest bits of a key select the few keys among which it is searched.
-Values of text with equal hashes are compared byte by byte.
+The keys of a vocabulary are sorted, and the highest bits of a key select the few keys among which
+it is searched. Values of text with equal hashes are compared byte by byte.
 
 Shapes: V vocabularies, K values of all vocabularies, N values to find.
 """
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import prefetch
 
-# Keys are searched one by one if there are no more than this; if hashes are random, there is about one.
+# Keys are searched one by one if there are no more than this; if hashes are random, there is about
+# one.
 _FEW = 8
 # Bits of a key that select a span of keys, at least and at most.
 _BITS = (1, 28)
@@ -63,8 +64,8 @@ class IndexArrays(NamedTuple):
     """Keys of all vocabularies, one after another, as kernels read them."""
 
     vocabularies: Int64s
-    """``[V, 6]`` first key, first element of `starts`, number of the lowest bit that selects keys, number of buckets,
-    first byte in `contents` and first element of `offsets` (-1 for numbers)."""
+    """``[V, 6]`` first key, first element of `starts`, number of the lowest bit that selects keys,
+    number of buckets, first byte in `contents` and first element of `offsets` (-1 for numbers)."""
     keys: NDArray[np.uint64]
     """``[K]`` hashes."""
     places: NDArray[np.int32]
@@ -74,11 +75,14 @@ class IndexArrays(NamedTuple):
     contents: Bytes
     """Bytes of all texts."""
     offsets: Int64s
-    """First byte of each text, from the first byte of its vocabulary, and the end of the last one."""
+    """First byte of each text, from the first byte of its vocabulary, and the end of the last
+    one.
+    """
 
 
 class ValueIndex:
-    """Index of the values of several vocabularies. It takes about 20 bytes per value, and the bytes of texts.
+    """Index of the values of several vocabularies. It takes about 20 bytes per value, and the bytes
+    of texts.
 
     Parameters
     ----------
@@ -94,20 +98,34 @@ class ValueIndex:
             np.append(np.searchsorted(part, np.arange(1 << count, dtype=np.uint64) << shift), len(part))
             for part, count, shift in zip(keys, bits, shifts, strict=True)
         ]
-        contents = [np.zeros(0, np.uint8) if part.texts is None else part.texts.content for part in vocabularies]
-        offsets = [np.zeros(1, np.int64) if part.texts is None else part.texts.offsets for part in vocabularies]
+        contents = [
+            np.zeros(0, np.uint8) if part.texts is None else part.texts.content for part in vocabularies
+        ]
+        offsets = [
+            np.zeros(1, np.int64) if part.texts is None else part.texts.offsets for part in vocabularies
+        ]
         first_texts = np.where([part.texts is None for part in vocabularies], -1, _starts(offsets))
         buckets = [part.buckets for part in vocabularies]
-        numbers = [_starts(keys), _starts(starts), shifts.astype(np.int64), buckets, _starts(contents), first_texts]
+        numbers = [
+            _starts(keys),
+            _starts(starts),
+            shifts.astype(np.int64),
+            buckets,
+            _starts(contents),
+            first_texts,
+        ]
         self.arrays = IndexArrays(
-            np.array(numbers, dtype=np.int64).T.copy(), _joined(keys, np.uint64),
-            _joined([part.places for part in vocabularies], np.int32), _joined(starts, np.int32),
-            _joined(contents, np.uint8), _joined(offsets, np.int64),
-        )  # fmt: skip
+            np.array(numbers, dtype=np.int64).T.copy(),
+            _joined(keys, np.uint64),
+            _joined([part.places for part in vocabularies], np.int32),
+            _joined(starts, np.int32),
+            _joined(contents, np.uint8),
+            _joined(offsets, np.int64),
+        )
 
     def find(
         self, vocabulary: int, hashes: NDArray[np.uint64], texts: TextValues | None = None
-    ) -> NDArray[np.int32]:  # fmt: skip
+    ) -> NDArray[np.int32]:
         """Return the ids of values in one vocabulary, ``[N]``.
 
         Parameters
@@ -134,7 +152,7 @@ def _starts(parts: Sequence[NDArray[Any]]) -> Int64s:
 
 def reference_find(
     keys: VocabularyKeys, hashes: NDArray[np.uint64], texts: TextValues | None = None
-) -> NDArray[np.int32]:  # fmt: skip
+) -> NDArray[np.int32]:
     """Return the same as `ValueIndex.find` for a vocabulary, by a dictionary."""
     codes = {
         (key, _text(keys.texts, number)): keys.buckets + place
@@ -145,7 +163,9 @@ def reference_find(
 
 
 def _text(texts: TextValues | None, place: int) -> bytes:
-    return b"" if texts is None else texts.content[texts.offsets[place] : texts.offsets[place + 1]].tobytes()
+    return (
+        b"" if texts is None else texts.content[texts.offsets[place] : texts.offsets[place + 1]].tobytes()
+    )
 
 
 @njit(**BODY)
@@ -165,7 +185,9 @@ def _find(index, vocabulary, hashes, texts, ids):
 
 @njit(**BODY)
 def prefetch_keys(index, vocabulary, hashes, step):
-    """Prefetch what `find_ids` reads first (step 0), and then the keys that this leads to (step 1)."""
+    """Prefetch what `find_ids` reads first (step 0), and then the keys that this leads to (step
+    1).
+    """
     base, start, shift = index.vocabularies[vocabulary, :3]
     for j in range(len(hashes)):
         at = start + np.int64(hashes[j] >> np.uint64(shift))
@@ -178,7 +200,9 @@ def prefetch_keys(index, vocabulary, hashes, step):
 
 @njit(**BODY)
 def find_ids(index, vocabulary, hashes, texts, text, ids):
-    """Set `ids` to those of values with `hashes`; if they are text, these are the texts from number `text` on."""
+    """Set `ids` to those of values with `hashes`; if they are text, these are the texts from number
+    `text` on.
+    """
     base, start, shift, buckets, first_byte, first_text = index.vocabularies[vocabulary]
     keys, shift = index.keys, np.uint64(shift)
     # A loop without branches, so that reads of different values from memory overlap.
@@ -198,10 +222,18 @@ def find_ids(index, vocabulary, hashes, texts, text, ids):
             low += 1
         if first_text >= 0:
             at = first_text - base
-            while low < end and keys[low] == key and not _equal(
-                index.contents, first_byte + index.offsets[at + low], first_byte + index.offsets[at + low + 1],
-                texts.content, texts.offsets[text + j], texts.offsets[text + j + 1],
-            ):  # fmt: skip
+            while (
+                low < end
+                and keys[low] == key
+                and not _equal(
+                    index.contents,
+                    first_byte + index.offsets[at + low],
+                    first_byte + index.offsets[at + low + 1],
+                    texts.content,
+                    texts.offsets[text + j],
+                    texts.offsets[text + j + 1],
+                )
+            ):
                 low += 1
         if low < end and keys[low] == key:
             ids[j] = np.int32(buckets + index.places[low])

@@ -1,11 +1,12 @@
 """The network's device: opening it, copies to and from it, pinned memory, and errors.
 
-    up      copies from pinned memory, on a separate stream; the computing stream waits for the copy, the host does not
-    down    copies into pinned memory, on another stream; the host waits for all copies once a step, by `wait`
+    up      copies from pinned memory, on a separate stream; the computing stream waits for the
+    copy, the host does not down    copies into pinned memory, on another stream; the host waits for
+    all copies once a step, by `wait`
 
-A buffer is reused once no tensor uses it and the copy that read or wrote it is done. This module uses only torch's
-interfaces for any kind of device, all of them through `Driver`. Tests replace `Driver` by a device that runs nothing
-until the host waits for it.
+A buffer is reused once no tensor uses it and the copy that read or wrote it is done. This module
+uses only torch's interfaces for any kind of device, all of them through `Driver`. Tests replace
+`Driver` by a device that runs nothing until the host waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 
 CPU = torch.device("cpu")
 TRITON = (3, 6), (3, 8)
-"""Versions of Triton whose compiled kernels were examined: from the first one to before the second."""
+"""Versions of Triton whose compiled kernels were examined: from the first one to before the
+second.
+"""
 CAPABILITY = 8, 0
 """Compute capability of the oldest NVIDIA GPUs that Triton supports."""
 _SMALLEST = 4096
@@ -38,26 +41,36 @@ _FREE_PER_SIZE = 4
 
 
 class Transfers:
-    """Copies of tensors between the host and the network's device. For a network on the host, nothing is copied."""
+    """Copies of tensors between the host and the network's device. For a network on the host,
+    nothing is copied.
+    """
 
     device = CPU
     refusal = ""
     """Why the system refused pinned memory; empty if it did not."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a tensor of this shape and `dtype` on the host, which is copied to the device without another copy."""
+        """Return a tensor of this shape and `dtype` on the host, which is copied to the device
+        without another copy.
+        """
         return RECYCLER.empty(*shape) if dtype == torch.float32 else torch.empty(shape, dtype=dtype)
 
     def is_pinned(self, host: Tensor) -> bool:
-        """Whether `host` is in a buffer that `empty` returned, and that the device can access directly."""
+        """Whether `host` is in a buffer that `empty` returned, and that the device can access
+        directly.
+        """
         return False
 
     def up(self, host: Tensor) -> Tensor:
-        """Return a copy of `host` on the device, for operations that are queued on the current stream from now on."""
+        """Return a copy of `host` on the device, for operations that are queued on the current
+        stream from now on.
+        """
         return host
 
     def down(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return a copy of `tensor` on the host, which is valid once `wait` has returned; in pinned `out` if given."""
+        """Return a copy of `tensor` on the host, which is valid once `wait` has returned; in pinned
+        `out` if given.
+        """
         return tensor
 
     def wait(self) -> None:
@@ -84,31 +97,36 @@ class Driver:
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which the calling thread computes on `stream`."""
-        # An object of a stream keeps the previous stream, so each use needs its own. `set_stream` would also leave the
-        # thread on the stream's device.
+        # An object of a stream keeps the previous stream, so each use needs its own. `set_stream`
+        # would also leave the thread on the stream's device.
         return torch.Stream(stream.stream_id, stream.device_index, stream.device_type)
 
     def pinned(self, size: int) -> Tensor:
         """Return ``[size]`` bytes of host memory that the device can read and write directly.
 
-        If the system refuses such memory, other memory is returned, whose copies take longer, and `refusal` says why.
+        If the system refuses such memory, other memory is returned, whose copies take longer, and
+        `refusal` says why.
         """
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             self.refusal = (
-                f"{size:,} bytes of pinned memory for {self.device} were refused ({_first_line(error)}): copies take "
-                "longer; raise `ulimit -l` or free memory"
+                f"{size:,} bytes of pinned memory for {self.device} were refused ({_first_line(error)}): "
+                "copies take longer; raise `ulimit -l` or free memory"
             )
             return torch.empty(size, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keep the memory of `tensor`, which was created on another stream, until `stream` is done with it."""
+        """Keep the memory of `tensor`, which was created on another stream, until `stream` is done
+        with it.
+        """
         tensor.record_stream(stream)
 
 
 class HostStream:
-    """Stream of the host: every operation has ended when it is recorded. It is also its only event."""
+    """Stream of the host: every operation has ended when it is recorded. It is also its only
+    event.
+    """
 
     def record_event(self) -> HostStream:
         return self
@@ -160,15 +178,19 @@ class _Pinned:
         self._free: dict[int, list[tuple[Tensor, Any]]] = {}
         # Address of a buffer in use -> event of the copy that reads or writes the buffer.
         self._copies: dict[int, Any] = {}
-        # Finalizers only append to this queue, because the garbage collector may run them in a thread that has the
-        # lock.
+        # Finalizers only append to this queue, because the garbage collector may run them in a
+        # thread that has the lock.
         self._returned: deque[tuple[int, Tensor]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a buffer; the buffer is reused after the last view of the tensor is deleted."""
+        """Return a tensor in a buffer; the buffer is reused after the last view of the tensor is
+        deleted.
+        """
         needed = math.prod(shape) * dtype.itemsize
-        size = max(buffer_bytes(-(-needed // 4)), 1 << max(needed - 1, 1).bit_length() if needed < 1 << 20 else 0)
+        size = max(
+            buffer_bytes(-(-needed // 4)), 1 << max(needed - 1, 1).bit_length() if needed < 1 << 20 else 0
+        )
         size = max(size, _SMALLEST)
         memory = self._allocate(size)
         array = np.frombuffer(memory.numpy(), dtype=np.uint8)
@@ -187,7 +209,9 @@ class _Pinned:
         return self._driver.pinned(size)
 
     def _recycle(self) -> None:
-        """Make returned buffers available, and release a buffer if there are many of its size. Needs the lock."""
+        """Make returned buffers available, and release a buffer if there are many of its size.
+        Needs the lock.
+        """
         while self._returned:
             size, memory = self._returned.popleft()
             free = self._free.setdefault(size, [])
@@ -264,15 +288,17 @@ class DeviceTransfers(Transfers):
         return host
 
     def wait(self) -> None:
-        # Copies on one stream complete in order, so the latest event covers all of them. The event is never cleared:
-        # the prefetcher and autograd's thread start copies too, and no thread may clear the event that another thread
-        # waits for.
+        # Copies on one stream complete in order, so the latest event covers all of them. The event
+        # is never cleared: the prefetcher and autograd's thread start copies too, and no thread may
+        # clear the event that another thread waits for.
         if self._last is not None:
             self._last.synchronize()
 
 
 def device_memory(device: torch.device) -> tuple[int, int]:
-    """Return the free and the total bytes of the device's memory; zeros where torch does not report them."""
+    """Return the free and the total bytes of the device's memory; zeros where torch does not report
+    them.
+    """
     try:
         free, total = torch.accelerator.get_memory_info(device)
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -298,10 +324,14 @@ def on_device(host: Tensor, tensor: Tensor) -> Tensor:
 
 
 def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:
-    """Return the module with an operation's kernels for the device of `tensor`; `modules` has one per device type."""
+    """Return the module with an operation's kernels for the device of `tensor`; `modules` has one
+    per device type.
+    """
     kind = tensor.device.type
     if kind not in modules:
-        raise ConfigError(f"a tensor is on device {kind!r}, expected {' or '.join(modules)}: move the model there")
+        raise ConfigError(
+            f"a tensor is on device {kind!r}, expected {' or '.join(modules)}: move the model there"
+        )
     return modules[kind]
 
 
@@ -318,7 +348,9 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"{field} is {name!r}, expected cpu, or a device such as cuda, cuda:1 or xpu") from None
+        raise ConfigError(
+            f"{field} is {name!r}, expected cpu, or a device such as cuda, cuda:1 or xpu"
+        ) from None
     elsewhere = "leave train.device at cpu" if field == "--gpu" else f"set {field} to cpu"
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is None or built.type != device.type:
@@ -329,25 +361,28 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
         )
     if not torch.accelerator.is_available():
         raise ConfigError(
-            f"{field} is {name}, but torch {torch.__version__} finds no such device or no driver for it here: check "
-            f"that the driver is loaded and the device visible, or {elsewhere}"
+            f"{field} is {name}, but torch {torch.__version__} finds no such device or no driver for it "
+            f"here: check that the driver is loaded and the device visible, or {elsewhere}"
         )
     count = torch.accelerator.device_count()
     if (device.index or 0) >= count:
         raise ConfigError(
-            f"{field} is {name}, but this machine has {count}, numbered from 0: choose one of these, or {elsewhere}"
+            f"{field} is {name}, but this machine has {count}, numbered from 0: choose one "
+            f"of these, or {elsewhere}"
         )
-    # CUDA's matrix products are reproducible only with this setting, and torch refuses them without it. It is read
-    # once.
+    # CUDA's matrix products are reproducible only with this setting, and torch refuses them without
+    # it. It is read once.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # cuBLASLt searches for an algorithm at every call of a linear layer: 0.19 ms of the host's time each on an H200, in
-    # steps of 6 ms.
+    # cuBLASLt searches for an algorithm at every call of a linear layer: 0.19 ms of the host's time
+    # each on an H200, in steps of 6 ms.
     os.environ.setdefault("DISABLE_ADDMM_CUDA_LT", "1")
     return torch.device(device.type, device.index or 0)
 
 
 def require_triton(device: torch.device = CPU) -> None:
-    """Raise `ConfigError` unless row kernels can run: Triton's version was examined, and it supports the GPU."""
+    """Raise `ConfigError` unless row kernels can run: Triton's version was examined, and it
+    supports the GPU.
+    """
     try:
         installed = version("triton")
     except PackageNotFoundError:
@@ -356,7 +391,8 @@ def require_triton(device: torch.device = CPU) -> None:
     if not TRITON[0] <= number < TRITON[1]:
         raise ConfigError(
             f"rows in GPU memory need Triton 3.6 or 3.7, and {installed} is installed: run "
-            "pip install 'stratarec[gpu]', or keep rows in host memory (memory.hbm 0; in Python, device cpu)"
+            "pip install 'stratarec[gpu]', or keep rows in host memory (memory.hbm "
+            "0; in Python, device cpu)"
         )
     if device.type == "cuda":
         require_capability(device, torch.cuda.get_device_capability(device))
@@ -366,9 +402,10 @@ def require_capability(device: torch.device, capability: tuple[int, int]) -> Non
     """Raise `ConfigError` for a GPU that is too old for Triton."""
     if capability < CAPABILITY:
         raise ConfigError(
-            f"rows in GPU memory need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or later, and "
-            f"{device} has {capability[0]}.{capability[1]}: keep rows in host memory (memory.hbm 0; in Python, device "
-            "cpu)"
+            f"rows in GPU memory need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or "
+            "later, and "
+            f"{device} has {capability[0]}.{capability[1]}: keep rows in host memory (memory.hbm 0; in "
+            "Python, device cpu)"
         )
 
 
@@ -399,7 +436,11 @@ def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], i
         # The traceback's frames would keep the tensors of the step, and so their memory.
         traceback.clear_frames(error.__traceback__)
         fits = fitting()
-        advice = f"batches of {fits:,} fit: set train.batch_size to {fits}" if fits else "not even one sample fits: "
+        advice = (
+            f"batches of {fits:,} fit: set train.batch_size to {fits}"
+            if fits
+            else "not even one sample fits: "
+        )
         raise TrainingError(
             f"{device} has too little memory for batches of {batch_size:,} samples; {advice}"
             f"{', or' if fits else 'set'} train.device to cpu. The last checkpoint is intact."
@@ -408,8 +449,8 @@ def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], i
         if not (isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_ERRORS)):
             raise
         raise TrainingError(
-            f"{device} failed ({_first_line(error)}); the last checkpoint is intact: resume from it with --resume, "
-            "on another device with train.device"
+            f"{device} failed ({_first_line(error)}); the last checkpoint is intact: resume from it with "
+            "--resume, on another device with train.device"
         ) from error
 
 

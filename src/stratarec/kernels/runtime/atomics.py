@@ -21,7 +21,9 @@ def _address(context, builder, signature, array, place):
 
 
 def _changing(operation):
-    """Return an intrinsic that applies `operation` to ``words[place]`` and a value, and returns the old word."""
+    """Return an intrinsic that applies `operation` to ``words[place]`` and a value, and returns the
+    old word.
+    """
 
     @intrinsic
     def change(typingctx, words, place, value):
@@ -79,11 +81,15 @@ def replace(typingctx, words, place, old, new):
 
 @intrinsic
 def pause(typingctx):
-    """Leave the core's resources to its other hardware thread for a moment, while waiting for a word to change."""
+    """Leave the core's resources to its other hardware thread for a moment, while waiting for a
+    word to change.
+    """
 
     def codegen(context, builder, signature, args):
         if platform.machine() in ("x86_64", "AMD64"):
-            wait = builder.module.declare_intrinsic("llvm.x86.sse2.pause", fnty=ir.FunctionType(ir.VoidType(), []))
+            wait = builder.module.declare_intrinsic(
+                "llvm.x86.sse2.pause", fnty=ir.FunctionType(ir.VoidType(), [])
+            )
             builder.call(wait, [])
         return context.get_dummy_value()
 

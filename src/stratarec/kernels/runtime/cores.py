@@ -1,7 +1,9 @@
-"""Number of processors that this process may keep busy, by its affinity and the quotas of its control groups.
+"""Number of processors that this process may keep busy, by its affinity and the quotas of its
+control groups.
 
-A container with a quota of 4 processors on a host of 64 sees all 64. With 64 threads, it would use up the quota in the
-first sixteenth of each period. Then all its threads would stop until the period ends, even while they hold a lock.
+A container with a quota of 4 processors on a host of 64 sees all 64. With 64 threads, it would use
+up the quota in the first sixteenth of each period. Then all its threads would stop until the period
+ends, even while they hold a lock.
 
     /proc/self/mountinfo    mount point of each hierarchy, and the group at the top of the mount
     /proc/self/cgroup       the group of this process in each hierarchy
@@ -34,7 +36,9 @@ _narrowed = False
 
 
 def cores() -> int:
-    """Return the number of processors that this process may keep busy, at least 1; it is updated every minute."""
+    """Return the number of processors that this process may keep busy, at least 1; it is updated
+    every minute.
+    """
     global _cached
     count, read = _cached
     if time.monotonic() - read > _SECONDS:
@@ -44,16 +48,19 @@ def cores() -> int:
 
 
 def within(processors: int, share: float) -> int:
-    """Return the number of threads for a quota of `share` processors on a machine with `processors` processors.
+    """Return the number of threads for a quota of `share` processors on a machine with `processors`
+    processors.
 
-    A quota is rounded up: threads sleep while they wait, so two threads rarely use more than 1.5 processors, and one
-    thread never uses more than 1.
+    A quota is rounded up: threads sleep while they wait, so two threads rarely use more than 1.5
+    processors, and one thread never uses more than 1.
     """
     return max(1, min(processors, math.ceil(share - 0.05) if share < processors else processors))
 
 
 def narrow_libraries() -> None:
-    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set OMP_NUM_THREADS."""
+    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set
+    OMP_NUM_THREADS.
+    """
     global _narrowed
     if cores() < _allowed() and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(cores())
@@ -61,7 +68,9 @@ def narrow_libraries() -> None:
 
 
 def most_threads(now: int) -> int:
-    """Return the number of threads that a library with `now` threads may have if quotas grow later."""
+    """Return the number of threads that a library with `now` threads may have if quotas grow
+    later.
+    """
     return max(now, _allowed()) if _narrowed else now
 
 
@@ -70,7 +79,8 @@ def _allowed() -> int:
 
 
 def quota(root: Path = Path("/")) -> float:
-    """Return how many processors the control groups of this process allow; infinity if there is no limit.
+    """Return how many processors the control groups of this process allow; infinity if there is no
+    limit.
 
     The groups above its own groups count, too.
 
@@ -83,13 +93,17 @@ def quota(root: Path = Path("/")) -> float:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes of DRAM that this process may use: those of the machine, or the limit of its control groups."""
+    """Return the bytes of DRAM that this process may use: those of the machine, or the limit of its
+    control groups.
+    """
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min([physical, *_limits(root, "memory")]))
 
 
 def _limits(root: Path, controller: str) -> Iterator[float]:
-    """Yield the limits of the groups of this process and of the groups above them, in processors or in bytes."""
+    """Yield the limits of the groups of this process and of the groups above them, in processors or
+    in bytes.
+    """
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -101,7 +115,8 @@ def _limits(root: Path, controller: str) -> Iterator[float]:
         if number == "0" or controller in controllers.split(","):
             paths["cgroup2" if number == "0" else "cgroup"] = path
     for line in mounts:
-        # 31 23 0:28 /docker/1f /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+        # 31 23 0:28 /docker/1f /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup
+        # rw,cpu,cpuacct
         before, _, behind = line.partition(" - ")
         top, place = (_unescaped(part) for part in before.split()[3:5])
         kind, _, options = behind.split(" ", 2)
@@ -123,7 +138,9 @@ def _above(mounted: Path, top: str, path: str, files: tuple[str, ...]) -> Iterat
 
 def _limit(group: Path, files: tuple[str, ...]) -> float | None:
     try:
-        allowed, period = [*(word for file in files for word in (group / file).read_text().split()), "1"][:2]
+        allowed, period = [*(word for file in files for word in (group / file).read_text().split()), "1"][
+            :2
+        ]
         return None if allowed in ("max", "-1") else int(allowed) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         # The top of a hierarchy has no such file. If a file cannot be read, there is no limit.

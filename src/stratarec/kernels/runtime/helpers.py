@@ -1,8 +1,8 @@
 """Helper threads. A kernel waits for a helper only if the helper has started to help.
 
-Helpers are Python threads that run compiled code without the interpreter lock. They sleep on a pipe or an event until a
-kernel wakes them; `workers` describes how they find work. They start when a kernel first needs them and end with the
-interpreter. A forked child starts new ones.
+Helpers are Python threads that run compiled code without the interpreter lock. They sleep on a pipe
+or an event until a kernel wakes them; `workers` describes how they find work. They start when a
+kernel first needs them and end with the interpreter. A forked child starts new ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Helpers:
         self._address = self.board.ctypes.data
 
     def ready(self, count: int) -> tuple[int, int]:
-        """Start `count` helpers, or as many as the system allows; return the addresses of `lead` and of the board."""
+        """Start `count` helpers, or as many as the system allows; return the addresses of `lead`
+        and of the board.
+        """
         if len(self._threads) < count and self._growing:
             with self._lock:
                 self._grow(count)
@@ -48,11 +50,14 @@ class Helpers:
         while self._growing and len(self._threads) < min(count, workers.MOST_HELPERS):
             line = workers.FIRST_HELPER + len(self._threads) * workers.LINE
             self._create_eventfd(line)
-            thread = threading.Thread(target=_serve, args=(self.board, line), name="stratarec-helper", daemon=True)
+            thread = threading.Thread(
+                target=_serve, args=(self.board, line), name="stratarec-helper", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError:
-                # The system refuses more threads, or the interpreter is about to end: kernels use the existing helpers.
+                # The system refuses more threads, or the interpreter is about to end: kernels use
+                # the existing helpers.
                 self._growing = False
                 return
             self._threads.append(thread)
@@ -71,7 +76,8 @@ class Helpers:
         """End all helpers; kernels then run without them."""
         with self._lock:
             self._growing = False
-            if self._threads:  # loading the kernel would take half a second at the end of a command without helpers
+            # loading the kernel would take half a second at the end of a command without helpers
+            if self._threads:
                 workers.stop(self.board)
             for thread in self._threads:
                 thread.join()

@@ -1,11 +1,12 @@
 """Directory in which Numba caches compiled kernels.
 
-Numba writes next to the source or into the user's home. In a container neither may be writable, and Numba then refuses
-to compile. Kernels are cached in the directory of temporary files instead, or not at all. Kernels that an image brings
-in a directory that cannot be written, the one of NUMBA_CACHE_DIR, are linked from there.
+Numba writes next to the source or into the user's home. In a container neither may be writable, and
+Numba then refuses to compile. Kernels are cached in the directory of temporary files instead, or
+not at all. Kernels that an image brings in a directory that cannot be written, the one of
+NUMBA_CACHE_DIR, are linked from there.
 
-Numba unpickles what it finds in its cache, so the directory must be the user's own: others must not be able to write
-there.
+Numba unpickles what it finds in its cache, so the directory must be the user's own: others must not
+be able to write there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 
 
 def choose_cache() -> None:
-    """Choose another cache, for this process and its children, if Numba could not write into any of its own."""
+    """Choose another cache, for this process and its children, if Numba could not write into any of
+    its own.
+    """
     if any(map(_is_writable, _usual())):
         return
     folder = _private()
@@ -30,8 +33,8 @@ def choose_cache() -> None:
             sys.modules["numba"].config.CACHE_DIR = str(folder)
         return
     warnings.warn(
-        "compiled kernels are not cached, so every process compiles them: neither the package, the home directory nor "
-        "TMPDIR is writable; set NUMBA_CACHE_DIR to a directory",
+        "compiled kernels are not cached, so every process compiles them: neither the package, the home "
+        "directory nor TMPDIR is writable; set NUMBA_CACHE_DIR to a directory",
         stacklevel=2,
     )
     from stratarec.kernels.runtime.numba_private import never_cache
@@ -56,7 +59,9 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _private() -> Path | None:
-    """Return a directory of temporary files that only this user can write; None if there is none."""
+    """Return a directory of temporary files that only this user can write; None if there is
+    none.
+    """
     try:
         folder = Path(tempfile.gettempdir(), f"stratarec-kernels-{os.geteuid()}")
         is_new = not folder.exists()
@@ -69,8 +74,8 @@ def _private() -> Path | None:
         return None
     if is_new and not _link_shipped(folder):
         warnings.warn(
-            f"compiled kernels are cached in {folder}, because neither the package nor the home directory is "
-            "writable; set NUMBA_CACHE_DIR to choose another directory",
+            f"compiled kernels are cached in {folder}, because neither the package nor the home directory "
+            "is writable; set NUMBA_CACHE_DIR to choose another directory",
             stacklevel=2,
         )
     return folder

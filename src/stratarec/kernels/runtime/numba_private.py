@@ -1,7 +1,9 @@
-"""The private interfaces of Numba that this package uses. No other module of it imports from `numba.core`.
+"""The private interfaces of Numba that this package uses. No other module of it imports from
+`numba.core`.
 
-A new minor version of Numba may move or change any of them, so the range of Numba in pyproject.toml ends before the
-next one. If an interface is missing, importing this module raises an error that names it and the versions that have it.
+A new minor version of Numba may move or change any of them, so the range of Numba in pyproject.toml
+ends before the next one. If an interface is missing, importing this module raises an error that
+names it and the versions that have it.
 """
 
 from __future__ import annotations
@@ -36,18 +38,26 @@ try:
 except (ImportError, AttributeError) as error:
     _range = next(line for line in requires("stratarec") or () if line.startswith("numba"))
     raise StrataError(
-        f"numba {numba.__version__} lacks a private interface that kernels are built on ({error}); install {_range!r}"
+        f"numba {numba.__version__} lacks a private interface that kernels are built on "
+        f"({error}); install {_range!r}"
     ) from error
 
 __all__ = [
-    "InlinedCompiler", "call_compiled", "global_compiler_lock", "has_cached_kernel", "link_compiled", "never_cache",
-]  # fmt: skip
+    "InlinedCompiler",
+    "call_compiled",
+    "global_compiler_lock",
+    "has_cached_kernel",
+    "link_compiled",
+    "never_cache",
+]
 
 
 class _InlinedLibrary(JITCodeLibrary):  # type: ignore[misc]
-    """Code of a function that LLVM optimizes and translates only as part of the kernels that call it.
+    """Code of a function that LLVM optimizes and translates only as part of the kernels that call
+    it.
 
-    Numba would do both for the function alone, too, which was 40 % of the time in which a row update compiled.
+    Numba would do both for the function alone, too, which was 40 % of the time in which a row
+    update compiled.
     """
 
     def finalize(self) -> None:
@@ -60,19 +70,26 @@ class _InlinedLibrary(JITCodeLibrary):  # type: ignore[misc]
         return self
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Do nothing: Numba would write to a variable of the machine code. It is for exceptions and Python objects."""
+        """Do nothing: Numba would write to a variable of the machine code. It is for exceptions and
+        Python objects.
+        """
 
 
 class InlinedCompiler(Compiler):  # type: ignore[misc]
-    """Compiler of functions that only kernels call, without Python objects. Numba cannot cache them on disk."""
+    """Compiler of functions that only kernels call, without Python objects. Numba cannot cache them
+    on disk.
+    """
 
     def define_pipelines(self) -> Any:
-        self.state.library = _InlinedLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+        self.state.library = _InlinedLibrary(
+            self.state.targetctx.codegen(), self.state.func_id.func_qualname
+        )
         return super().define_pipelines()
 
 
 def link_compiled(context: Any, builder: Any, dispatcher: Any, kinds: Sequence[Any]) -> Any:
-    """Compile a function that returns nothing, link it to the function in `builder`, and return its declaration.
+    """Compile a function that returns nothing, link it to the function in `builder`, and return its
+    declaration.
 
     Parameters
     ----------
@@ -88,13 +105,19 @@ def link_compiled(context: Any, builder: Any, dispatcher: Any, kinds: Sequence[A
     return context.declare_function(builder.module, compiled.fndesc)
 
 
-def call_compiled(context: Any, builder: Any, function: Any, kinds: Sequence[Any], values: Sequence[Any]) -> None:
-    """Call a function that `link_compiled` declared; `values` are its arguments of the types `kinds`."""
+def call_compiled(
+    context: Any, builder: Any, function: Any, kinds: Sequence[Any], values: Sequence[Any]
+) -> None:
+    """Call a function that `link_compiled` declared; `values` are its arguments of the types
+    `kinds`.
+    """
     context.call_conv.call_function(builder, function, numba.types.none, kinds, values)
 
 
 def has_cached_kernel(dispatcher: Any) -> bool:
-    """Return whether Numba's cache on disk has `dispatcher`; true if nothing is cached, as without compilation."""
+    """Return whether Numba's cache on disk has `dispatcher`; true if nothing is cached, as without
+    compilation.
+    """
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     return cache_file is None or bool(cache_file._load_index())
 

@@ -1,8 +1,9 @@
 """torch's OpenMP threads: how to start kernels on them, and whether they are awake.
 
-After a parallel operation, these threads spin for some milliseconds before they sleep. While they spin, a kernel that
-borrows them starts at once, and threads of any other pool would have to wait for their cores. Once they sleep,
-borrowing them is useless: at its end, the kernel would wait for all of them to wake.
+After a parallel operation, these threads spin for some milliseconds before they sleep. While they
+spin, a kernel that borrows them starts at once, and threads of any other pool would have to wait
+for their cores. Once they sleep, borrowing them is useless: at its end, the kernel would wait for
+all of them to wake.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _had_threads = False
 
 @cache
 def launcher() -> int:
-    """Return the address of the function ``GOMP_parallel`` that torch uses, or 0 if its OpenMP runtime has none."""
+    """Return the address of the function ``GOMP_parallel`` that torch uses, or 0 if its OpenMP
+    runtime has none.
+    """
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -50,24 +53,29 @@ def launcher() -> int:
 
 
 def awake(threads: int) -> int:
-    """Return `launcher()` if the OpenMP threads of the calling Python thread are spinning, otherwise 0.
+    """Return `launcher()` if the OpenMP threads of the calling Python thread are spinning,
+    otherwise 0.
 
-    Every Python thread has a separate set of OpenMP threads. They compute nothing while the calling thread is in this
-    function, so threads that use processor time must be spinning.
+    Every Python thread has a separate set of OpenMP threads. They compute nothing while the calling
+    thread is in this function, so threads that use processor time must be spinning.
     """
-    # If the state of the threads cannot be known, helper threads are the safer choice. Unloaded, torch has no threads.
+    # If the state of the threads cannot be known, helper threads are the safer choice. Unloaded,
+    # torch has no threads.
     if not _WATCHED or _forked or "torch" not in sys.modules or not launcher():
         return 0
     if getattr(_WORKER, "threads", 0) != threads:
         # torch ends these threads and starts others when their number changes.
         ids = _thread_ids(threads)
         others = [int(thread) for thread in ids if thread not in (0, threading.get_native_id())]
-        _WORKER.threads, _WORKER.clock = threads, _clock(others[0]) if others else None
+        _WORKER.threads = threads
+        _WORKER.clock = _clock(others[0]) if others else None
     return launcher() if _WORKER.clock is not None and _advances(_WORKER.clock) else 0
 
 
 def start_threads(threads: int) -> None:
-    """Start `threads` OpenMP threads for the calling Python thread, including itself; they live as long as it does."""
+    """Start `threads` OpenMP threads for the calling Python thread, including itself; they live as
+    long as it does.
+    """
     if _NUMBER and not _forked:
         _thread_ids(threads)
 
@@ -86,7 +94,8 @@ def _clock(thread: int) -> int:
 
 def _advances(clock: int) -> bool:
     try:
-        # Between two readings, the clock of a spinning thread advances and the clock of a sleeping thread does not.
+        # Between two readings, the clock of a spinning thread advances and the clock of a sleeping
+        # thread does not.
         return time.clock_gettime_ns(clock) != time.clock_gettime_ns(clock)
     except OSError:
         _WORKER.threads = 0
@@ -94,7 +103,9 @@ def _advances(clock: int) -> bool:
 
 
 def _count_threads() -> None:
-    """Note whether the process that is about to fork has several threads, of which torch's may be some."""
+    """Note whether the process that is about to fork has several threads, of which torch's may be
+    some.
+    """
     global _had_threads
     tasks = Path("/proc/self/task")
     _had_threads = not tasks.is_dir() or len(list(tasks.iterdir())) > 1
@@ -103,8 +114,8 @@ def _count_threads() -> None:
 def _forget() -> None:
     """Mark OpenMP as unusable: an OpenMP runtime with threads does not survive a fork.
 
-    A parallel operation of torch would wait forever for threads that exist only in the parent, so torch gets one
-    thread, and kernels as well.
+    A parallel operation of torch would wait forever for threads that exist only in the parent, so
+    torch gets one thread, and kernels as well.
     """
     global _forked
     _forked = True

@@ -1,7 +1,8 @@
 """Python's lock in kernels that decide themselves whether to release it.
 
-A kernel that is compiled with `nogil` always releases the lock. Next to other threads that is a loss if the kernel
-takes only some microseconds: each release wakes a thread, and to get the lock back may take longer than the kernel.
+A kernel that is compiled with `nogil` always releases the lock. Next to other threads that is a
+loss if the kernel takes only some microseconds: each release wakes a thread, and to get the lock
+back may take longer than the kernel.
 """
 
 from __future__ import annotations

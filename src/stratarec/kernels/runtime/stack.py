@@ -11,10 +11,12 @@ _WORD, _LINE_BYTES = ir.IntType(64), 64
 
 @intrinsic(prefer_literal=True)
 def stack_array(typingctx, count, kind):
-    """Return an array of `count` zeros, a constant, of the type `kind`, which exists until the function returns.
+    """Return an array of `count` zeros, a constant, of the type `kind`, which exists until the
+    function returns.
 
-    It has its own cache lines. To allocate an array by NumPy's functions, Numba compiles several functions of its own
-    in each process that compiles a kernel: 0.3 s for each type and number of dimensions.
+    It has its own cache lines. To allocate an array by NumPy's functions, Numba compiles several
+    functions of its own in each process that compiles a kernel: 0.3 s for each type and number of
+    dimensions.
     """
     array = types.Array(kind.dtype, 1, "C")
     signature = array(count, kind)
@@ -32,8 +34,10 @@ def stack_array(typingctx, count, kind):
         result = context.make_array(array)(context, builder)
         numbers = ir.ArrayType(_WORD, 1)
         result.data = builder.bitcast(memory, element.as_pointer())
-        result.shape, result.strides = numbers([count.literal_value]), numbers([size])
-        result.nitems, result.itemsize = _WORD(count.literal_value), _WORD(size)
+        result.shape = numbers([count.literal_value])
+        result.strides = numbers([size])
+        result.nitems = _WORD(count.literal_value)
+        result.itemsize = _WORD(size)
         for owner in ("meminfo", "parent"):  # nobody counts references to this memory
             setattr(result, owner, ir.Constant(getattr(result, owner).type, None))
         return result._getvalue()

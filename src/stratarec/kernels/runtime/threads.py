@@ -1,7 +1,9 @@
-"""Number of threads of a kernel: torch's number, within the cores of the process and the limit of the calling thread.
+"""Number of threads of a kernel: torch's number, within the cores of the process and the limit of
+the calling thread.
 
-Several Python threads run kernels at once (a loader thread and the training thread), so Numba's threading layer must
-allow this. Numba's built-in work queue aborts in this case; therefore only the layers `omp` and `tbb` are allowed.
+Several Python threads run kernels at once (a loader thread and the training thread), so Numba's
+threading layer must allow this. Numba's built-in work queue aborts in this case; therefore only the
+layers `omp` and `tbb` are allowed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def limit_threads(most: int, *, idle_cores: bool = False) -> None:
     idle_cores : bool
         Whether the other cores are idle while this thread works, so that starting threads is cheap.
     """
-    _LIMITS.most, _LIMITS.idle_cores = most, idle_cores
+    _LIMITS.most = most
+    _LIMITS.idle_cores = idle_cores
 
 
 def has_idle_cores() -> bool:
@@ -44,14 +47,18 @@ def has_idle_cores() -> bool:
 
 
 def team_threads() -> int:
-    """Return ``torch.get_num_threads()``, but at most the number of `cores` and the calling Python thread's limit."""
+    """Return ``torch.get_num_threads()``, but at most the number of `cores` and the calling Python
+    thread's limit.
+    """
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
     return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit, cores()))
 
 
 @contextmanager
 def within_cores() -> Iterator[None]:
-    """While the context is active, limit torch's threads to `cores` in the calling Python thread."""
+    """While the context is active, limit torch's threads to `cores` in the calling Python
+    thread.
+    """
     before = torch.get_num_threads()
     if before <= cores():
         yield
@@ -83,17 +90,19 @@ def use_torch_threads() -> int:
         numba.set_num_threads(threads)
     except ValueError as error:
         raise StrataError(
-            "Numba cannot start threads, because the system has no libgomp.so.1; install it, on Debian and Ubuntu "
-            "by `apt-get install libgomp1`"
+            "Numba cannot start threads, because the system has no libgomp.so.1; install it, on Debian and "
+            "Ubuntu by `apt-get install libgomp1`"
         ) from error
     if torch.get_num_threads() != before:
-        # When Numba starts its threads, it sets OpenMP's number of threads. torch uses this number too, and with
-        # another number its matrix products have other bits.
+        # When Numba starts its threads, it sets OpenMP's number of threads. torch uses this number
+        # too, and with another number its matrix products have other bits.
         torch.set_num_threads(before)
     return threads
 
 
 def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return how many of `count` items each of `threads` threads takes at a time, between `least` and `most`."""
+    """Return how many of `count` items each of `threads` threads takes at a time, between `least`
+    and `most`.
+    """
     size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
     return size if most is None else min(size, most)

@@ -1,8 +1,8 @@
 """Choose how threads wait for work: spin, or sleep and leave their core to others.
 
-A spinning thread starts the next kernel at once, a sleeping thread 50 us later. But next to other busy processes, a
-spinning thread wastes its share of the processor, and the thread that it waits for is late. Thousand samples/s of a
-DCN V2 with batches of 256 on two cores:
+A spinning thread starts the next kernel at once, a sleeping thread 50 us later. But next to other
+busy processes, a spinning thread wastes its share of the processor, and the thread that it waits
+for is late. Thousand samples/s of a DCN V2 with batches of 256 on two cores:
 
     other busy processes    0     1     2     4
     spinning             20.3   6.1   3.9   1.4
@@ -10,8 +10,8 @@ DCN V2 with batches of 256 on two cores:
 
 The assignment of work to threads does not change, so no bit depends on this choice.
 
-libgomp, which runs torch's operations, spins 300,000 times before it sleeps, but only 100 times if it has more threads
-than processors. So additional idle threads make the others sleep.
+libgomp, which runs torch's operations, spins 300,000 times before it sleeps, but only 100 times if
+it has more threads than processors. So additional idle threads make the others sleep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _pool: OversubscribedPool | None = None
 
 
 class OversubscribedPool:
-    """OpenMP threads of an additional Python thread; with `threads` others, they outnumber the processors."""
+    """OpenMP threads of an additional Python thread; with `threads` others, they outnumber the
+    processors.
+    """
 
     def __init__(self, threads: int) -> None:
         self._ready = threading.Event()

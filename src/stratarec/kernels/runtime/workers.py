@@ -1,13 +1,16 @@
-"""The compiled half of `helpers`: how helper threads find work, and how the kernel that leads them ends.
+"""The compiled half of `helpers`: how helper threads find work, and how the kernel that leads them
+ends.
 
-Leaders and helpers share a board of words, which is divided into lines. A leader claims a line for its job, writes a
-function and its data to the line, opens the line to a number of helpers, wakes sleeping helpers and starts to work
-itself. The function takes tasks from a counter, so when it returns to the leader, no task is left to start. The leader
-then closes the line and waits only for helpers that are inside the function. A late helper finds the line closed, reads
-nothing and sleeps again.
+Leaders and helpers share a board of words, which is divided into lines. A leader claims a line for
+its job, writes a function and its data to the line, opens the line to a number of helpers, wakes
+sleeping helpers and starts to work itself. The function takes tasks from a counter, so when it
+returns to the leader, no task is left to start. The leader then closes the line and waits only for
+helpers that are inside the function. A late helper finds the line closed, reads nothing and sleeps
+again.
 
-The first word of a line says whether it is open and counts the helpers inside. A helper enters by replacing this word,
-and only then reads the other words. So data on the leader's stack outlive every helper that reads them.
+The first word of a line says whether it is open and counts the helpers inside. A helper enters by
+replacing this word, and only then reads the other words. So data on the leader's stack outlive
+every helper that reads them.
 """
 
 from __future__ import annotations
@@ -26,9 +29,14 @@ from stratarec.kernels.runtime.stack import stack_array
 # Number of words of a line: two cache lines, because processors fetch cache lines in pairs.
 LINE = 16
 JOBS, MOST_HELPERS = 8, 255
-# Words of the board: number of jobs so far, whether helpers should end, number of helpers, nanoseconds for which an
-# idle helper looks for a job before it sleeps, and the processors that helpers may run on.
-POSTED, STOPPED, HELPERS, SPINS, ALLOWED = 0, 1, 2, 3, LINE
+# Words of the board: number of jobs so far, whether helpers should end, number of helpers,
+# nanoseconds for which an idle helper looks for a job before it sleeps, and the processors that
+# helpers may run on.
+POSTED = 0
+STOPPED = 1
+HELPERS = 2
+SPINS = 3
+ALLOWED = LINE
 FIRST_JOB = 2 * LINE
 FIRST_HELPER = FIRST_JOB + JOBS * LINE
 WORDS = FIRST_HELPER + MOST_HELPERS * LINE
@@ -36,18 +44,24 @@ WORDS = FIRST_HELPER + MOST_HELPERS * LINE
 STATE, FUNCTION, DATA = 0, 1, 2
 # Words of a helper's line.
 ASLEEP, THREAD, AVOIDED = 0, 1, 2
-# Words of either kind of line: descriptors to write to and to read from. Writing eight bytes wakes one sleeping thread.
+# Words of either kind of line: descriptors to write to and to read from. Writing eight bytes wakes
+# one sleeping thread.
 RING, LISTEN = 8, 9
 
 # Parts of a job's state: number of helpers inside, number that may still enter, and flags.
-INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 << 32, 1 << 33, 1 << 34
+INSIDE = 0xFFFF
+PLACE = 1 << 16
+PLACES = 0xFFFF << 16
+OPEN = 1 << 32
+WAITING = 1 << 33
+TAKEN = 1 << 34
 
-# Default of `SPINS`: kernels of a step follow one another closely, and waking a thread takes 50 us. Spinning helpers
-# regularly yield the core to other threads, mainly torch's.
+# Default of `SPINS`: kernels of a step follow one another closely, and waking a thread takes 50 us.
+# Spinning helpers regularly yield the core to other threads, mainly torch's.
 SPINS_NS = 2_000_000
-# Waking a halted core takes the caller 45 us, and the helper enters 70 us later; an awake helper enters after 0.3 us.
-# If a helper has lost its core to other work, its leader spins only for this time and then sleeps, so that the other
-# work can move to the leader's core.
+# Waking a halted core takes the caller 45 us, and the helper enters 70 us later; an awake helper
+# enters after 0.3 us. If a helper has lost its core to other work, its leader spins only for this
+# time and then sleeps, so that the other work can move to the leader's core.
 LEADER_SPINS_NS = 300_000
 # Number of pauses, of 10 to 60 ns each, between two looks at the clock.
 _PAUSES = 64
@@ -95,8 +109,8 @@ if sys.platform == "linux":
     def avoid_core(board, line):
         """Make a sleeping helper wake on any allowed processor except the caller's.
 
-        The system may choose the caller's processor although others are idle. The helper then waits for the thread that
-        woke it: after a pause, every other helper came too late.
+        The system may choose the caller's processor although others are idle. The helper then waits
+        for the thread that woke it: after a pause, every other helper came too late.
         """
         here = np.int64(_cpu())
         if board[line + AVOIDED] == here or not 0 <= here < 64 * _CPU_SET_WORDS:
@@ -155,7 +169,8 @@ def close(board, job):
 
 
 def lead(function, data, threads, board):
-    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that join before its call ends.
+    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that join before
+    its call ends.
 
     `board` is a pointer to the board.
     """
@@ -168,7 +183,8 @@ def lead(function, data, threads, board):
     # Written before the line opens, because a helper reads these words as soon as it has entered.
     board[job + FUNCTION], board[job + DATA] = function, data
     atomics.write(board, job, TAKEN | OPEN | (threads - 1) * PLACE)
-    # Counted before helpers are woken, because a helper that is about to sleep checks the count once more.
+    # Counted before helpers are woken, because a helper that is about to sleep checks the count
+    # once more.
     atomics.add(board, POSTED, 1)
     wake(board, threads - 1)
     atomics.call(function, data)
@@ -179,8 +195,10 @@ def lead(function, data, threads, board):
 def leader():
     """Return `lead` as a C function, whose address kernels call."""
     return cfunc(
-        types.void(types.int64, types.int64, types.int32, types.CPointer(types.int64)), cache=True, error_model="numpy"
-    )(lead)  # fmt: skip
+        types.void(types.int64, types.int64, types.int32, types.CPointer(types.int64)),
+        cache=True,
+        error_model="numpy",
+    )(lead)
 
 
 @njit(**BODY)
@@ -223,9 +241,11 @@ def serve(board, line):
         if helped or look_out(board, posted):
             continue
         atomics.write(board, line + ASLEEP, 1)
-        # Check again after the word says asleep, because a job that was posted in between woke no helper.
+        # Check again after the word says asleep, because a job that was posted in between woke no
+        # helper.
         news = atomics.read(board, POSTED) != posted or atomics.read(board, STOPPED)
-        # The thread that clears the word also rings. So a helper that could not clear the word itself has to listen.
+        # The thread that clears the word also rings. So a helper that could not clear the word
+        # itself has to listen.
         if not news or not atomics.replace(board, line + ASLEEP, 1, 0):
             listen(board, line)
 

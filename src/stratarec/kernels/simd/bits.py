@@ -1,7 +1,7 @@
 """Bits of floats, half floats and unaligned memory access for Numba kernels.
 
-Unaligned addresses are elements of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the order of the
-machine, which is little-endian wherever Numba runs.
+Unaligned addresses are elements of a C-contiguous 1-D uint8 array and are not checked. Bytes are in
+the order of the machine, which is little-endian wherever Numba runs.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def bits_float(typingctx, bits):
 
 
 def _modulo32(name, operation):
-    """Return an intrinsic that applies the builder's `operation` to two uint32, without widening them to 64 bits."""
+    """Return an intrinsic that applies the builder's `operation` to two uint32, without widening
+    them to 64 bits.
+    """
 
     def combine(typingctx, first, second):
         def codegen(context, builder, signature, args):
@@ -122,7 +124,9 @@ add32, multiply32 = _modulo32("add32", "add"), _modulo32("multiply32", "mul")
 
 @intrinsic
 def select32(typingctx, condition, first, second):
-    """Return `first` if the condition holds, otherwise `second`, without a branch; both are uint32."""
+    """Return `first` if the condition holds, otherwise `second`, without a branch; both are
+    uint32.
+    """
 
     def codegen(context, builder, signature, args):
         chosen = builder.select(*args)
@@ -164,15 +168,17 @@ def reverse_bytes(typingctx, word):
 def _half_instructions():
     """Return whether Numba compiles for a processor that converts half floats itself.
 
-    For other processors, LLVM calls functions that no library of the process may define. The process died at the first
-    such call.
+    For other processors, LLVM calls functions that no library of the process may define. The
+    process died at the first such call.
     """
     features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return platform.machine() not in ("x86_64", "AMD64") or "+f16c" in features.split(",")
 
 
 def _to_half(value):
-    """Return the bits of the nearest float16, by integer operations (Giesen, "Float->half variants", 2012)."""
+    """Return the bits of the nearest float16, by integer operations (Giesen, "Float->half
+    variants", 2012).
+    """
     word = float_bits(value)
     sign, size = (word >> np.uint32(16)) & np.uint32(0x8000), word & np.uint32(0x7FFFFFFF)
     if size > np.uint32(0x7F800000):
@@ -202,7 +208,9 @@ def _from_half(half):
 
 @intrinsic
 def to_half(typingctx, value):
-    """Return the uint16 bits of the nearest float16, ties to even; magnitudes from 65520 on become infinity."""
+    """Return the uint16 bits of the nearest float16, ties to even; magnitudes from 65520 on become
+    infinity.
+    """
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -238,7 +246,9 @@ def test_bit(typingctx, bits, row):
 
 @intrinsic
 def set_bit(typingctx, bits, row):
-    """Set the bit of a row if it is not set; other threads may set other bits of the same byte at the same time."""
+    """Set the bit of a row if it is not set; other threads may set other bits of the same byte at
+    the same time.
+    """
     signature = types.void(bits, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -6,7 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def halve(x, K: tl.constexpr, W: tl.constexpr):
-    """Return the sums ``[K]`` of x ``[K, W]``. The two halves of each row are added until one number remains.
+    """Return the sums ``[K]`` of x ``[K, W]``. The two halves of each row are added until one
+    number remains.
 
     Each addition has only two operands, so the compiler cannot choose another order.
     """
@@ -18,7 +19,9 @@ def halve(x, K: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def total(x, K: tl.constexpr, DP: tl.constexpr, D: tl.constexpr, LANES: tl.constexpr):
-    """Return the sums ``[K]`` of x ``[K, DP]``, which is 0 from column D on, in the order of `vector.total`."""
+    """Return the sums ``[K]`` of x ``[K, DP]``, which is 0 from column D on, in the order of
+    `vector.total`.
+    """
     blocks = tl.reshape(x, (K, DP // LANES, LANES))
     number = tl.arange(0, DP // LANES)[None, :, None]
     # A block is selected by adding zeros to it, which is exact in any order.

@@ -1,7 +1,7 @@
 """Search 32 int32 numbers at once, for Numba kernels.
 
-Numba does not vectorize a search that stops at a match. The functions read 32 elements from `first` on, so an array
-needs `PADDING` elements after the last one to search.
+Numba does not vectorize a search that stops at a match. The functions read 32 elements from `first`
+on, so an array needs `PADDING` elements after the last one to search.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ def _load(context, builder, kind, array, element):
 
 def _splat(builder, number):
     first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, _I32(0))
-    return builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_VECTOR, [0] * LANES))
+    return builder.shuffle_vector(
+        first, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_VECTOR, [0] * LANES)
+    )
 
 
 @intrinsic
 def find_equal(typingctx, array, first, value):
-    """Return the first i for which ``array[first + i]``, int32, equals `value`, or 32 if no i < 32 does."""
+    """Return the first i for which ``array[first + i]``, int32, equals `value`, or 32 if no i < 32
+    does.
+    """
     signature = types.uint64(array, types.uint64, types.int32)
 
     def codegen(context, builder, signature, args):
         array, first, value = args
-        # One comparison for a complete set: with prefetched sets and no branch on a hit, looking up a batch of 16,384
-        # and choosing victims took 2.7 ms instead of 8.9.
+        # One comparison for a complete set: with prefetched sets and no branch on a hit, looking up
+        # a batch of 16,384 and choosing victims took 2.7 ms instead of 8.9.
         lanes = _load(context, builder, signature.args[0], array, first)
         equal = builder.bitcast(builder.icmp_signed("==", lanes, _splat(builder, value)), _I32)
         # A bit beyond the last lane marks the end of the search.
@@ -57,7 +61,8 @@ def _within(builder, count):
 def _reduce(builder, operation, within, lanes, other):
     """Return the minimum or maximum of a vector of int32.
 
-    `operation` is smin or smax. Lanes whose mask `within` is false are replaced by the number `other` first.
+    `operation` is smin or smax. Lanes whose mask `within` is false are replaced by the number
+    `other` first.
     """
     lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [other] * LANES))
     kind = ir.FunctionType(_I32, [_VECTOR])
@@ -80,7 +85,8 @@ def least(typingctx, array, first, count):
 
 @intrinsic
 def largest_below(typingctx, array, keys, first, count, limit):
-    """Return the maximum of 0 and each ``array[i]``, int32, whose ``keys[i]``, int32, is below `limit`.
+    """Return the maximum of 0 and each ``array[i]``, int32, whose ``keys[i]``, int32, is below
+    `limit`.
 
     i runs over ``first:first + min(count, 32)``.
     """

@@ -13,7 +13,9 @@ from stratarec.kernels.simd.vector import LANES
 
 @intrinsic
 def prefetch(typingctx, array, element):
-    """Prefetch the cache line with ``array[element]`` of a C-contiguous 1-D array; it never faults."""
+    """Prefetch the cache line with ``array[element]`` of a C-contiguous 1-D array; it never
+    faults.
+    """
     signature = types.void(array, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -22,7 +24,8 @@ def prefetch(typingctx, array, element):
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
-        # Prefetch into all cache levels: with the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
+        # Prefetch into all cache levels: with the L2 cache only, random rows of 16 floats took 31
+        # ns each instead of 8.
         builder.call(function, [address, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 
@@ -37,8 +40,8 @@ _LINE = U(LANES)
 def ahead_of(width):
     """Return how many rows ahead to prefetch: about 256 cache lines, between 16 and 64 rows.
 
-    With fewer cache lines in flight, a core does not reach its memory bandwidth. Random rows of 16 floats took 14 ns
-    each with 16 rows ahead and 8 ns with 64; rows of 64 floats took 12 and 10 ns.
+    With fewer cache lines in flight, a core does not reach its memory bandwidth. Random rows of 16
+    floats took 14 ns each with 16 rows ahead and 8 ns with 64; rows of 64 floats took 12 and 10 ns.
     """
     return min(max(U(4096) // width, U(16)), U(64))
 

@@ -1,8 +1,9 @@
 """Rows of a width known at compile time, in vector registers, for Numba kernels.
 
-Numba vectorizes loops over a row only behind tests for overlap and for short rows, and keeps a running sum in memory. A
-`Row` instead is D float32 numbers in a few LLVM vectors: loading, adding and storing a row are plain vector
-instructions, and a sum over a row's gradients stays in registers.
+Numba vectorizes loops over a row only behind tests for overlap and for short rows, and keeps a
+running sum in memory. A `Row` instead is D float32 numbers in a few LLVM vectors: loading, adding
+and storing a row are plain vector instructions, and a sum over a row's gradients stays in
+registers.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ _I16 = ir.IntType(16)
 
 @cache
 def blocks(width: int, multiple: int = 1) -> tuple[int, bool]:
-    """Return the constants of kernels for rows of `width`: lanes of a block, and whether a row is a single block.
+    """Return the constants of kernels for rows of `width`: lanes of a block, and whether a row is a
+    single block.
 
     The number of lanes is a multiple of `multiple`, which divides `width`.
     """
     # Use as few blocks of equal size as possible.
-    lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % (parts * multiple) == 0)
+    lanes = next(
+        width // parts
+        for parts in range(-(-width // _WIDEST), width + 1)
+        if width % (parts * multiple) == 0
+    )
     return lanes, lanes == width
 
 
@@ -53,8 +59,9 @@ class _RowModel(models.PrimitiveModel):
 def _sizes(width):
     """Return the sizes of the vectors of a row: powers of two, the largest first.
 
-    LLVM would widen a single vector of 100 to 128, which was twice as slow as blocks of 4. It would split a vector of
-    15 into scalars: steps with rows of 444 (four times 111) took twice as long as with rows of 448.
+    LLVM would widen a single vector of 100 to 128, which was twice as slow as blocks of 4. It would
+    split a vector of 15 into scalars: steps with rows of 444 (four times 111) took twice as long as
+    with rows of 448.
     """
     return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
 
@@ -77,14 +84,25 @@ def _row(builder, vectors):
 
 
 def _by_vectors(builder, operation, *rows):
-    """Apply `operation` to the first vector of every row, then to the second, and so on; return the resulting row."""
-    return _row(builder, [operation(*parts) for parts in zip(*(_vectors(builder, row) for row in rows), strict=True)])
+    """Apply `operation` to the first vector of every row, then to the second, and so on; return the
+    resulting row.
+    """
+    return _row(
+        builder,
+        [operation(*parts) for parts in zip(*(_vectors(builder, row) for row in rows), strict=True)],
+    )
 
 
 def _addresses(context, builder, kind, array, element, width):
-    """Return pointers to the vectors of the row that starts at ``array[element]`` of a C-contiguous 1-D array."""
+    """Return pointers to the vectors of the row that starts at ``array[element]`` of a C-contiguous
+    1-D array.
+    """
     view = context.make_array(kind)(context, builder, array)
-    number, first, addresses = _I16 if kind.dtype == types.uint16 else _FLOAT, builder.gep(view.data, [element]), []
+    number, first, addresses = (
+        _I16 if kind.dtype == types.uint16 else _FLOAT,
+        builder.gep(view.data, [element]),
+        [],
+    )
     for size in _sizes(width):
         addresses.append(builder.bitcast(first, ir.VectorType(number, size).as_pointer()))
         first = builder.gep(first, [_I32(size)])
@@ -134,15 +152,18 @@ def load(typingctx, array, element, width):
 
 @intrinsic
 def store(typingctx, array, element, row):
-    """Set ``array[element:element + D] = row``; if the array holds bfloat16 bits, the row is rounded."""
+    """Set ``array[element:element + D] = row``; if the array holds bfloat16 bits, the row is
+    rounded.
+    """
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
         half, width = signature.args[0].dtype == types.uint16, signature.args[2].width
         for address, part in zip(
             _addresses(context, builder, signature.args[0], args[0], args[1], width),
-            _vectors(builder, args[2]), strict=True,
-        ):  # fmt: skip
+            _vectors(builder, args[2]),
+            strict=True,
+        ):
             value = _narrow(builder, part, part.type.count) if half else part
             builder.store(value, address, align=2 if half else 4)
         return context.get_dummy_value()
@@ -154,8 +175,8 @@ def store(typingctx, array, element, row):
 def stream(typingctx, array, element, row):
     """Store a row without reading its cache lines, bypassing the caches.
 
-    The address of each vector must be a multiple of 64 bytes, or the process is killed by SIGSEGV. So a row must start
-    at a cache line, and its number of floats must be a multiple of `LANES`.
+    The address of each vector must be a multiple of 64 bytes, or the process is killed by SIGSEGV.
+    So a row must start at a cache line, and its number of floats must be a multiple of `LANES`.
     """
     signature = types.void(array, types.uint64, row)
 
@@ -170,7 +191,9 @@ def stream(typingctx, array, element, row):
 
 
 def _elementwise(name, operation):
-    """Return an intrinsic that applies the builder's `operation` to two rows, element by element."""
+    """Return an intrinsic that applies the builder's `operation` to two rows, element by
+    element.
+    """
 
     def combine(typingctx, one, other):
         def codegen(context, builder, signature, args):
@@ -202,7 +225,9 @@ def square_root(typingctx, row):
 
 @intrinsic
 def passed(typingctx, row, by):
-    """Return `row` with zeros wherever `by` is 0 or below; a NaN in `by` keeps the number of `row`."""
+    """Return `row` with zeros wherever `by` is 0 or below; a NaN in `by` keeps the number of
+    `row`.
+    """
 
     def codegen(context, builder, signature, args):
         def select(part, by):
@@ -249,7 +274,9 @@ def multiply_add(typingctx, one, other, sum):
 def _part(builder, vector, places, other=None):
     """Return the elements `places` of `vector`, or of `vector` and `other` concatenated."""
     mask = ir.Constant(ir.VectorType(_I32, len(places)), places)
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
+    return builder.shuffle_vector(
+        vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask
+    )
 
 
 def _whole_blocks(builder, row):
@@ -266,7 +293,9 @@ def _whole_blocks(builder, row):
 
 
 def _fold(builder, row):
-    """Return up to 16 partial sums of a row: each block of 16 lanes is added to them; the last may be shorter."""
+    """Return up to 16 partial sums of a row: each block of 16 lanes is added to them; the last may
+    be shorter.
+    """
     sums, lanes = None, 0
     for vector in _whole_blocks(builder, row):
         width = vector.type.count
@@ -274,7 +303,9 @@ def _fold(builder, row):
             lanes = math.gcd(width, LANES)
         if sums is not None and width < lanes:
             # Adding -0.0 changes no number.
-            vector = _part(builder, vector, [*range(width), *[width] * (lanes - width)], _splat(_FLOAT, -0.0, width))
+            vector = _part(
+                builder, vector, [*range(width), *[width] * (lanes - width)], _splat(_FLOAT, -0.0, width)
+            )
             width = lanes
         for first in range(0, width, lanes):
             part = _part(builder, vector, list(range(first, first + lanes)))
@@ -284,10 +315,11 @@ def _fold(builder, row):
 
 @intrinsic
 def total(typingctx, row):
-    """Sum a row in a fixed order: add blocks of 16 lanes to each other, then the halves of the 16 sums, and so on.
+    """Sum a row in a fixed order: add blocks of 16 lanes to each other, then the halves of the 16
+    sums, and so on.
 
-    A short last block is added to the first of the 16 sums. This order determines the bits of the result, so it is not
-    left to the compiler and the machine.
+    A short last block is added to the first of the 16 sums. This order determines the bits of the
+    result, so it is not left to the compiler and the machine.
     """
 
     def codegen(context, builder, signature, args):
@@ -303,7 +335,9 @@ def total(typingctx, row):
 
 @intrinsic
 def store_totals(typingctx, array, element, one, two, three, four):
-    """Set ``array[element:element + 4]`` to the `total` of each of four rows, with half the shuffles of four calls."""
+    """Set ``array[element:element + 4]`` to the `total` of each of four rows, with half the
+    shuffles of four calls.
+    """
     signature = types.void(array, types.uint64, one, two, three, four)
 
     def codegen(context, builder, signature, args):
@@ -321,7 +355,9 @@ def store_totals(typingctx, array, element, one, two, three, four):
                 size, half = parts[0].type.count, lanes // 2
                 low = [place for place in range(size) if place % lanes < half]
                 high = [place + half for place in low]
-                parts = [builder.fadd(_part(builder, part, low), _part(builder, part, high)) for part in parts]
+                parts = [
+                    builder.fadd(_part(builder, part, low), _part(builder, part, high)) for part in parts
+                ]
                 lanes = half
         (place,) = _addresses(context, builder, signature.args[0], args[0], args[1], 4)
         builder.store(parts[0], place, align=4)

@@ -1,7 +1,9 @@
-"""Write back evicted rows and fetch the rows that replace them, in one pass, for records in addressable memory.
+"""Write back evicted rows and fetch the rows that replace them, in one pass, for records in
+addressable memory.
 
-The result is the same as with separate steps: `kernels.codec.records.encode` for the evicted rows (victims), then
-`kernels.codec.records.decode` or `kernels.cache.initialize` for the rows that replace them.
+The result is the same as with separate steps: `kernels.codec.records.encode` for the evicted rows
+(victims), then `kernels.codec.records.decode` or `kernels.cache.initialize` for the rows that
+replace them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def swap(
     home: tuple[Bytes, ...],
     batch_number: int,
 ) -> tuple[int, int] | None:
-    """Swap the rows that `kernels.cache.stage` listed: write back each victim and read the row that replaces it.
+    """Swap the rows that `kernels.cache.stage` listed: write back each victim and read the row that
+    replaces it.
 
     Parameters
     ----------
@@ -43,7 +46,8 @@ def swap(
     slots : tuple of ndarray
         Weights, row state, full state and clocks of level 0.
     home : tuple of ndarray
-        Records ``[R, record_bytes]``, bits of the rows that were ever written, and bits of changed rows.
+        Records ``[R, record_bytes]``, bits of the rows that were ever written, and bits of changed
+        rows.
     batch_number : int
         Number of the batch, for the noise of stochastic rounding (`kernels.codec.records.encode`).
 
@@ -56,9 +60,14 @@ def swap(
     arrays = workspace.arrays
     lists = workspace.room, staging.rows_in, arrays["in_row"], arrays["in_slot"], arrays["in_victim"]
     refused = cpu.swap(
-        team_of(team_threads()), codec.form, tuple(slots), (records.reshape(-1), written, changed), lists,
-        (layout.first_row, tuple(layout.noise), layout.bound), np.uint64(batch_number),
-    )  # fmt: skip
+        team_of(team_threads()),
+        codec.form,
+        tuple(slots),
+        (records.reshape(-1), written, changed),
+        lists,
+        (layout.first_row, tuple(layout.noise), layout.bound),
+        np.uint64(batch_number),
+    )
     if refused < 0:
         return None
     table = int(np.searchsorted(workspace.room, refused, side="right") - 1)

@@ -1,7 +1,7 @@
 """Numba kernels of the swap: slot by slot, write back the row and read the row that replaces it.
 
-So a slot is brought into the L1 cache once for both, and lists, counts and marks need no separate passes. No row is
-fetched and evicted in the same batch, so entries are independent.
+So a slot is brought into the L1 cache once for both, and lists, counts and marks need no separate
+passes. No row is fetched and evicted in the same batch, so entries are independent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache.cpu import initialize_row
-from stratarec.kernels.codec.cpu import IS_CACHED, decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
+from stratarec.kernels.codec.cpu import (
+    IS_CACHED,
+    decode_row,
+    encode_row,
+    prefetch_lines,
+    prefetch_slot,
+    write_key_of,
+)
 from stratarec.kernels.random.cpu import key_of
 from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
@@ -23,13 +30,15 @@ from stratarec.kernels.simd.prefetch import prefetch
 U = np.uint64
 # Number of entries to prefetch ahead.
 AHEAD = 12
-# Entries that a thread processes at a time: few enough for all threads to end together, and enough that the first rows
-# of a piece, which are prefetched late, do not matter.
+# Entries that a thread processes at a time: few enough for all threads to end together, and enough
+# that the first rows of a piece, which are prefetched late, do not matter.
 PIECE_ROWS = 128
 
 
 class SwapLists(NamedTuple):
-    """Rows to fetch; table t has ``count[t]`` entries from ``room[t]`` on, which are processed in pieces."""
+    """Rows to fetch; table t has ``count[t]`` entries from ``room[t]`` on, which are processed in
+    pieces.
+    """
 
     room: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -60,10 +69,12 @@ def prefetch_swap(form, slots, home, slot, row, victim):
         prefetch(changed, victim >> 3)
 
 
-# Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes 6.2.
+# Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes
+# 6.2.
 @njit(**BODY)
 def swap_row(form, slots, home, t, rows, entry, write_key):
-    """Write back the victim, if there is one, and read the row; return whether the codec can represent the victim.
+    """Write back the victim, if there is one, and read the row; return whether the codec can
+    represent the victim.
 
     `entry` is (slot, row, victim).
     """
@@ -73,7 +84,9 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
     # The victim is written first, because the row overwrites its floats.
     if victim >= 0:
         place = U(rows.first[t] + victim)
-        valid = encode_row(form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key)
+        valid = encode_row(
+            form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key
+        )
         # Atomically, because rows of two threads may share a byte.
         set_bit(written, place)
         set_bit(changed, place)
@@ -102,7 +115,10 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
             t += U(1)
         first = U(lists.room[t] + (piece - pieces[t]) * PIECE_ROWS)
         last = min(first + U(PIECE_ROWS), U(lists.room[t] + lists.count[t]))
-        row, slot, victim, origin = lists.row, lists.slot, lists.victim, rows.first[t]
+        row = lists.row
+        slot = lists.slot
+        victim = lists.victim
+        origin = rows.first[t]
         for i in range(first, min(first + U(AHEAD), last)):
             prefetch_swap(form, slots, home, slot[i], origin + row[i], origin + victim[i])
         for i in range(first, last):
@@ -115,7 +131,9 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
 
 @njit(nogil=True, cache=IS_CACHED)
 def swap(team, form, slots, home, lists, rows, write):
-    """Swap all listed rows; return the first entry whose victim the codec cannot represent, or -1."""
+    """Swap all listed rows; return the first entry whose victim the codec cannot represent, or
+    -1.
+    """
     lists = SwapLists(*lists)
     count = lists.count
     pieces = np.zeros(len(count) + 1, np.int64)

@@ -1,6 +1,7 @@
 """The numbers that boosted trees compare, and the logits of trees, in one compiled call each.
 
-Shapes: B samples, D dense features, S sparse features, R codes with a click rate, P pairs of columns, M members.
+Shapes: B samples, D dense features, S sparse features, R codes with a click rate, P pairs of
+columns, M members.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Samples(NamedTuple):
     ids: NDArray[np.int32] | Int64s
     """Ids of sparse features."""
     offsets: Int64s
-    """Offsets of bags: sample b of the feature with key k has ``ids[offsets[k * B + b]:offsets[k * B + b + 1]]``."""
+    """Offsets of bags: sample b of the feature with key k has ``ids[offsets[k * B + b]:offsets[k *
+    B + b + 1]]``.
+    """
     keys: Int64s
     """``[S, 2]`` key of each feature that trees compare, and whether it is a list."""
 
@@ -49,11 +52,12 @@ class FittedTrees(NamedTuple):
 
 
 def compute_trees(samples: Samples, fitted: FittedTrees) -> tuple[Floats, Floats]:
-    """Return the numbers that trees compare, and the logits of the members that are trees, ``[B, M]``.
+    """Return the numbers that trees compare, and the logits of the members that are trees, ``[B,
+    M]``.
 
-    The numbers are codes, dense features, click rates of codes and click rates of pairs, ``[B, S + D + S + P]``. The
-    code of a feature is its id plus 1, or 0 if there is none. Of a list, code and rate are its length. Codes from R on
-    have the rate of code 0.
+    The numbers are codes, dense features, click rates of codes and click rates of pairs, ``[B, S +
+    D + S + P]``. The code of a feature is its id plus 1, or 0 if there is none. Of a list, code and
+    rate are its length. Codes from R on have the rate of code 0.
     """
     rates, pairs, trees, leaves, members = fitted
     size, width = samples.dense.shape
@@ -85,7 +89,9 @@ def _fill(samples, rates, pairs, rows):
             first, end = offsets[key * len(rows) + b], offsets[key * len(rows) + b + 1]
             code = end - first if is_list or first == end else np.int64(ids[first]) + 1
             rows[b, s] = code
-            rows[b, sparse + width + s] = code if is_list else rates[s, code if code < rates.shape[1] else 0]
+            rows[b, sparse + width + s] = (
+                code if is_list else rates[s, code if code < rates.shape[1] else 0]
+            )
     look_up(rows, PackedPairs(*pairs), rows, 2 * sparse + width)
 
 
@@ -97,6 +103,8 @@ def reference_columns(samples: Samples, rates: Floats) -> Floats:
         for (key, is_list), of_code in zip(samples.keys, rates, strict=True):
             bag = samples.ids[samples.offsets[key * size + b] : samples.offsets[key * size + b + 1]]
             codes.append(len(bag) if is_list or not len(bag) else int(bag[0]) + 1)
-            code_rates.append(codes[-1] if is_list else of_code[codes[-1] if codes[-1] < len(of_code) else 0])
+            code_rates.append(
+                codes[-1] if is_list else of_code[codes[-1] if codes[-1] < len(of_code) else 0]
+            )
         rows.append([*codes, *dense, *code_rates])
     return np.array(rows, dtype=np.float32).reshape(size, 2 * len(samples.keys) + samples.dense.shape[1])

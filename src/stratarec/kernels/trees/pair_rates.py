@@ -1,15 +1,17 @@
 """Click rates of pairs of values, such as of a user and an item, which trees compare.
 
-A tree needs a split for each user to learn which items the user clicks. The rate of the pair says it in one number
-(Prokhorenkova et al. 2018, CatBoost, section 4). A pair of columns has a table of the pairs of codes that training
-samples have; all other pairs of codes have the mean rate.
+A tree needs a split for each user to learn which items the user clicks. The rate of the pair says
+it in one number (Prokhorenkova et al. 2018, CatBoost, section 4). A pair of columns has a table of
+the pairs of codes that training samples have; all other pairs of codes have the mean rate.
 
-The code of a categorical column is the number in the column. The code of a dense feature is the number of its edges
-that are at most the feature, so features with few values have a code for each value.
+The code of a categorical column is the number in the column. The code of a dense feature is the
+number of its edges that are at most the feature, so features with few values have a code for each
+value.
 
 Arrays contain only float32 numbers, because files of weights do.
 
-Shapes: B samples, S categorical columns, C >= S columns, P pairs of columns, E pairs of codes, Q edges.
+Shapes: B samples, S categorical columns, C >= S columns, P pairs of columns, E pairs of codes, Q
+edges.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class PairRates(NamedTuple):
     pairs: Floats
     """``[P, 3]`` two columns, and the rate of pairs of codes that are not in `rates`."""
     rates: Floats
-    """``[E, 4]`` number of a pair of columns, two codes and their rate, in ascending order of the first three."""
+    """``[E, 4]`` number of a pair of columns, two codes and their rate, in ascending order of the
+    first three.
+    """
     edges: Floats
     """``[Q, 2]`` dense column and edge, in ascending order."""
 
@@ -43,7 +47,8 @@ class PairRates(NamedTuple):
         return _key(*self.rates[:, :3].astype(np.int64).T)
 
     def is_valid(self, columns: int, categorical: int) -> bool:
-        """Whether columns exist, codes are whole numbers in ascending order, and rates are from 0 to 1.
+        """Whether columns exist, codes are whole numbers in ascending order, and rates are from 0
+        to 1.
 
         Parameters
         ----------
@@ -62,12 +67,16 @@ class PairRates(NamedTuple):
         column, edge = self.edges.T
         ascends = (np.diff(column) > 0) | ((np.diff(column) == 0) & (np.diff(edge) > 0))
         is_sorted = bool((np.diff(self.keys()) > 0).all()) and bool(ascends.all())
-        return len(self.pairs) <= MOST_PAIRS and is_rate and is_sorted and bool((column >= categorical).all())
+        return (
+            len(self.pairs) <= MOST_PAIRS and is_rate and is_sorted and bool((column >= categorical).all())
+        )
 
 
 def no_pairs() -> PairRates:
     """Return rates without pairs."""
-    return PairRates(*(np.zeros((0, fields), np.float32) for fields in (PAIR_FIELDS, RATE_FIELDS, EDGE_FIELDS)))
+    return PairRates(
+        *(np.zeros((0, fields), np.float32) for fields in (PAIR_FIELDS, RATE_FIELDS, EDGE_FIELDS))
+    )
 
 
 def pair_codes(rows: Floats, rates: PairRates, categorical: int) -> NDArray[np.int64]:

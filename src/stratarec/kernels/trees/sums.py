@@ -1,21 +1,23 @@
 """Sums of boosted trees over rows of numbers.
 
-A tree has N_t inner nodes and N_t + 1 leaves; its node 0 is the root. A node is a row of float32 numbers, because files
-of weights and their averages contain only such numbers, and all integers here are exact in float32:
+A tree has N_t inner nodes and N_t + 1 leaves; its node 0 is the root. A node is a row of float32
+numbers, because files of weights and their averages contain only such numbers, and all integers
+here are exact in float32:
 
     feature, threshold, left, right
 
-If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the threshold is the place
-of the first code of a set, and samples whose number is one of its codes go left. Codes are whole numbers below 2^24,
-and the last code c of a set is stored as ``-1 - c``. A child c >= 0 is a node of the same tree, which has a larger
-number than its parent, and ``-1 - c`` is a leaf.
+If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the
+threshold is the place of the first code of a set, and samples whose number is one of its codes go
+left. Codes are whole numbers below 2^24, and the last code c of a set is stored as ``-1 - c``. A
+child c >= 0 is a node of the same tree, which has a larger number than its parent, and ``-1 - c``
+is a leaf.
 
-`pack_trees` validates trees once, and stores for each node which leaves remain possible on either side. Then
-`sum_trees` visits all nodes of a tree, for many rows at once, and the one leaf that remains is the result (Lucchese et
-al. 2015, QuickScorer).
+`pack_trees` validates trees once, and stores for each node which leaves remain possible on either
+side. Then `sum_trees` visits all nodes of a tree, for many rows at once, and the one leaf that
+remains is the result (Lucchese et al. 2015, QuickScorer).
 
-Shapes: B samples, C columns, M members, T trees of all members, N nodes and N + T leaves of all trees, K codes of all
-sets.
+Shapes: B samples, C columns, M members, T trees of all members, N nodes and N + T leaves of all
+trees, K codes of all sets.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class TreeArrays(NamedTuple):
     """Trees in the layout of a checkpoint, ordered by member. The arrays may have any content."""
 
     trees: Floats
-    """``[T, 2]`` member and number of inner nodes of each tree. A tree without nodes is a constant."""
+    """``[T, 2]`` member and number of inner nodes of each tree. A tree without nodes is a
+    constant.
+    """
     nodes: Floats
     """``[N, 4]``."""
     sets: Floats
@@ -56,7 +60,9 @@ class TreeArrays(NamedTuple):
 
 
 class PackedTrees(NamedTuple):
-    """Valid trees in the form that `sum_trees` reads. Nodes that compare numbers are before nodes with sets."""
+    """Valid trees in the form that `sum_trees` reads. Nodes that compare numbers are before nodes
+    with sets.
+    """
 
     members: NDArray[np.int32]
     """``[T]`` member of each tree."""
@@ -77,8 +83,8 @@ class PackedTrees(NamedTuple):
 
 
 def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | None:
-    """Pack trees for `sum_trees`, or return None if a member, node, leaf or set does not exist, if a node or leaf has
-    several parents, or if a number that must be whole is not.
+    """Pack trees for `sum_trees`, or return None if a member, node, leaf or set does not exist, if
+    a node or leaf has several parents, or if a number that must be whole is not.
 
     Parameters
     ----------
@@ -92,11 +98,12 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     children = nodes[:, 2:]
     if not (
         len(arrays.leaves) == size + len(arrays.trees)
-        and _are_whole(sets, 0, CODES) and (is_last.any() or not len(sets))
+        and _are_whole(sets, 0, CODES)
+        and (is_last.any() or not len(sets))
         and _are_whole(arrays.trees, 0, np.array([members, _MOST_NODES + 1]))
         and arrays.trees[:, 1].sum(dtype=np.float64) == size
         and _are_whole(nodes[:, 0], -columns, columns)
-    ):  # fmt: skip
+    ):
         return None
     sizes, is_set = arrays.trees[:, 1].astype(np.int64), nodes[:, 0] < 0
     firsts = np.cumsum(sizes) - sizes
@@ -105,7 +112,8 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     if not (_are_whole(nodes[is_set, 1], 0, len(sets)) and _are_whole(children, -inner - 1, inner)):
         return None
     children = children.astype(np.int64)
-    # A tree of n nodes has 2n children: if all differ, they are all leaves and all nodes except the root.
+    # A tree of n nodes has 2n children: if all differ, they are all leaves and all nodes except the
+    # root.
     is_node, distinct = children >= 0, np.unique(64 * tree_of[:, None] + children)
     if len(distinct) < 2 * size or (is_node & (children <= number[:, None])).any():
         return None
@@ -121,7 +129,9 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     starts = nodes[is_set, 1].astype(np.int64)
     places[is_set] = np.stack([starts, set_ends[starts]], axis=1)
     bits = np.append(U(1) << (sets.astype(np.uint64) & U(63)), U(0))
-    signatures[is_set] = np.bitwise_or.reduceat(bits, places[is_set].ravel())[::2] * (starts < set_ends[starts])
+    signatures[is_set] = np.bitwise_or.reduceat(bits, places[is_set].ravel())[::2] * (
+        starts < set_ends[starts]
+    )
     order = np.argsort(2 * tree_of + is_set, kind="stable")
     column = nodes[:, 0].astype(np.int32)
     middles = firsts + np.bincount(tree_of[~is_set], minlength=len(sizes))
@@ -151,17 +161,21 @@ def empty_block(rows: Floats) -> Floats:
 def sum_trees(rows, trees, leaves, block, sums):
     """Add the leaves that each row reaches to ``sums``, ``[B, M]`` float64.
 
-    `rows` are ``[B, C]`` float32, `trees` are packed for C columns and M members, `leaves` are ``[N + T]``, and `block`
-    is memory from `empty_block`. For all rows of a block, the leaves on the other side of each node are removed.
+    `rows` are ``[B, C]`` float32, `trees` are packed for C columns and M members, `leaves` are ``[N
+    + T]``, and `block` is memory from `empty_block`. For all rows of a block, the leaves on the
+    other side of each node are removed.
 
-    With AVX-512, 313 trees take 0.9 us a row for 2,048 rows. To descend one level at a time took 9.2 and, for one row,
-    36 us, because each row has its own node, and the processor cannot predict whether it compares a number.
+    With AVX-512, 313 trees take 0.9 us a row for 2,048 rows. To descend one level at a time took
+    9.2 and, for one row, 36 us, because each row has its own node, and the processor cannot predict
+    whether it compares a number.
     """
     size, columns = rows.shape
     few = size % _BLOCK if size % _BLOCK < _FEW else 0
     possible, in_set, power = (
-        stack_array(_BLOCK, np.int32), stack_array(_BLOCK, np.int32), stack_array(_BLOCK, np.float32)
-    )  # fmt: skip
+        stack_array(_BLOCK, np.int32),
+        stack_array(_BLOCK, np.int32),
+        stack_array(_BLOCK, np.float32),
+    )
     for first in range(0, size - few, _BLOCK):
         count = min(_BLOCK, size - first)
         for b in range(count):

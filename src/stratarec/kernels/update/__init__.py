@@ -73,7 +73,9 @@ class RowUpdate:
 
 
 def row_numbers(rule: RowUpdate) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the numbers of a rule that change from step to step (`rules.StepNumbers`), and its constants."""
+    """Return the numbers of a rule that change from step to step (`rules.StepNumbers`), and its
+    constants.
+    """
     constants, numbers = rules.compiled(rule)  # type: ignore[no-untyped-call]
     return numbers, constants[1:]
 
@@ -85,7 +87,8 @@ class Missed:
     Parameters
     ----------
     rule : RowUpdate
-        Rule of any one of these steps. Only what does not change with the step is used: the kind, eps, decay and betas.
+        Rule of any one of these steps. Only what does not change with the step is used: the kind,
+        eps, decay and betas.
     steps : int
         Number of steps.
     numbers : ndarray
@@ -137,7 +140,8 @@ def update(
     workspace: UpdateWorkspace,
     missed: Missed | None = None,
 ) -> None:
-    """Apply one step of the row optimizer in place; gradients are summed in ascending order of lookup position.
+    """Apply one step of the row optimizer in place; gradients are summed in ascending order of
+    lookup position.
 
     Parameters
     ----------
@@ -166,16 +170,19 @@ def update(
 def square_norms(
     group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: UpdateWorkspace
 ) -> NDArray[np.float64]:
-    """Return for each table the sum of squares of the summed gradients of the batch's rows, ``[tables]``.
+    """Return for each table the sum of squares of the summed gradients of the batch's rows,
+    ``[tables]``.
 
     The arguments are those of `update`.
 
     Notes
     -----
-    The bits depend neither on the number of threads nor on the slots of rows: the squares of a table's rows are added
-    in the order of their first lookups, in float64.
+    The bits depend neither on the number of threads nor on the slots of rows: the squares of a
+    table's rows are added in the order of their first lookups, in float64.
     """
-    norms: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
+    norms: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(
+        group, bags, gradients, workspace
+    )
     return norms
 
 
@@ -193,8 +200,8 @@ def apply_missed_steps(
 
     Notes
     -----
-    The steps of a row have the same numbers whenever they are applied, so the bits of the row do not depend on how
-    often it is looked up. The time is proportional to the number of missed steps.
+    The steps of a row have the same numbers whenever they are applied, so the bits of the row do
+    not depend on how often it is looked up. The time is proportional to the number of missed steps.
     """
     cpu.apply_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
 

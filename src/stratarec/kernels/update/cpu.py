@@ -1,14 +1,18 @@
 """The row optimizer's step on the CPU.
 
-One thread sums a row's gradients in ascending order of lookup position, starting from the first gradient. So the row's
-bits depend neither on the number of threads nor on which of two methods is used for its table:
+One thread sums a row's gradients in ascending order of lookup position, starting from the first
+gradient. So the row's bits depend neither on the number of threads nor on which of two methods is
+used for its table:
 
-- If the table and an array of its sums fit the L2 cache, gradients are added to the sums directly, lookup after lookup.
-- Otherwise lookups are first sorted by row (a stable radix sort), and each row's sum stays in registers. Rows in
-  ascending order share pages and the memory's row buffers, which helps most with tables of gigabytes and long bags.
+- If the table and an array of its sums fit the L2 cache, gradients are added to the sums directly,
+  lookup after lookup.
+- Otherwise lookups are first sorted by row (a stable radix sort), and each row's sum stays in
+  registers. Rows in ascending order share pages and the memory's row buffers, which helps most with
+  tables of gigabytes and long bags.
 
-Arrays of tables are as in `pooling.cpu`. The gradient of a lookup starts at its `source`. In a table with a single
-feature and one unweighted id per bag, this is ``b * stride + column``, and no list is needed.
+Arrays of tables are as in `pooling.cpu`. The gradient of a lookup starts at its `source`. In a
+table with a single feature and one unweighted id per bag, this is ``b * stride + column``, and no
+list is needed.
 """
 
 from __future__ import annotations
@@ -56,8 +60,8 @@ from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTask
 class Sources(NamedTuple):
     """Position of the gradient of each lookup.
 
-    If `plain`, the position follows from the number of the lookup. Otherwise positions are listed in `of`, and if
-    `scaled`, the factors of gradients in `scale`.
+    If `plain`, the position follows from the number of the lookup. Otherwise positions are listed
+    in `of`, and if `scaled`, the factors of gradients in `scale`.
     """
 
     plain: bool
@@ -80,13 +84,16 @@ def gradient_of(lanes, i, block, sources):
     if source < 0:
         return load(sources.rows, U(~source) + block, lanes)
     row = load(sources.pooled, U(source) + block, lanes)
-    # Not scaled if all scales are 1: the backward pass of bags of 20 then takes 0.90 to 0.95 of the time.
+    # Not scaled if all scales are 1: the backward pass of bags of 20 then takes 0.90 to 0.95 of the
+    # time.
     return multiply(broadcast(sources.scale[i], lanes), row) if sources.scaled else row
 
 
 @njit(**BODY)
 def prefetch_gradient(i, first, floats, sources):
-    """Prefetch `floats` floats of the gradient of lookup i, except for sequences, whose gradients are read in order."""
+    """Prefetch `floats` floats of the gradient of lookup i, except for sequences, whose gradients
+    are read in order.
+    """
     if sources.plain:
         prefetch_row(sources.pooled, i * sources.stride + sources.column + first, floats)
     elif sources.of[i] >= 0:
@@ -95,7 +102,9 @@ def prefetch_gradient(i, first, floats, sources):
 
 @njit(**BODY)
 def differs(i, sources):
-    """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a gradient."""
+    """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a
+    gradient.
+    """
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
         return True
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
@@ -105,8 +114,8 @@ def differs(i, sources):
 def sum_dense(lanes, ids, lookups, D, scratch, sources):
     """Add the gradient of every lookup of row r to ``dense[r * D:][:D]``, in order."""
     literally(lanes)
-    # The outer loop is over blocks, the inner loop over lookups, so the sums of a block stay in the L2 cache, and the
-    # gradient of a bag stays in registers.
+    # The outer loop is over blocks, the inner loop over lookups, so the sums of a block stay in the
+    # L2 cache, and the gradient of a bag stays in registers.
     for block in range(U(0), D, U(lanes)):
         for i in range(min(ahead_of(D), lookups)):
             prefetch_gradient(i, block, U(lanes), sources)
@@ -137,12 +146,14 @@ def apply_dense(lanes, limit, origin, D, slots, scratch, step):
 
 @njit(**BODY)
 def sum_row(lanes, span, D, scratch, sources):
-    """Set `row_sum` to the sum of the gradients of lookups ``order[begin:end]``, in order; `span` is (begin, end)."""
+    """Set `row_sum` to the sum of the gradients of lookups ``order[begin:end]``, in order; `span`
+    is (begin, end).
+    """
     literally(lanes)
     begin, end = span
     for block in range(U(0), D, U(lanes)):
-        # Start from the first gradient, not from 0: 0.0 + -0.0 is 0.0, but the sum of a single gradient must keep its
-        # bits.
+        # Start from the first gradient, not from 0: 0.0 + -0.0 is 0.0, but the sum of a single
+        # gradient must keep its bits.
         row_sum = gradient_of(lanes, U(scratch.order[begin]), block, sources)
         for i in range(begin + U(1), end):
             row_sum = add(row_sum, gradient_of(lanes, U(scratch.order[i]), block, sources))
@@ -173,14 +184,26 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, s
 def member_scratch(work, m):
     """Return row `m` of every array of the scratch, which belongs to thread `m` of the team."""
     return MemberScratch(
-        work.listed[m], work.source_of[m], work.scale_of[m], work.keys[m], work.counters[m], work.order[m],
-        work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m], work.squares[m],
-    )  # fmt: skip
+        work.listed[m],
+        work.source_of[m],
+        work.scale_of[m],
+        work.keys[m],
+        work.counters[m],
+        work.order[m],
+        work.row_of[m],
+        work.end_of[m],
+        work.row_sum[m],
+        work.dense[m],
+        work.touched[m],
+        work.squares[m],
+    )
 
 
 @njit(**BODY)
 def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradients, work, step):
-    """Update one table (or part of its rows) after another until no task is left. No row belongs to two tasks."""
+    """Update one table (or part of its rows) after another until no task is left. No row belongs to
+    two tasks.
+    """
     literally(lanes)
     D, scratch = U(lanes if one_block else width), member_scratch(work, member)
     bags, features = batch.bags, batch.features
@@ -199,9 +222,15 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
         if lookups == 0:
             continue
         sources = Sources(
-            plain, scaled, U(features.column[f]), U(gradients.stride), scratch.source_of, scratch.scale_of,
-            gradients.pooled, gradients.rows,
-        )  # fmt: skip
+            plain,
+            scaled,
+            U(features.column[f]),
+            U(gradients.stride),
+            scratch.source_of,
+            scratch.scale_of,
+            gradients.pooled,
+            gradients.rows,
+        )
         # A table that fits the cache needs no sorting, which costs 4 to 7 ns per lookup.
         if limit * width <= len(scratch.dense) and limit * lanes <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, scratch, sources)
@@ -213,7 +242,9 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
 
 @njit(**BODY)
 def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
-    """Return the sum of squares of all rows' summed gradients; rows are added in the order of their first lookups."""
+    """Return the sum of squares of all rows' summed gradients; rows are added in the order of their
+    first lookups.
+    """
     literally(lanes)
     begin, free = U(0), U(len(scratch.squares)) // U(2)
     for i in range(lookups):
@@ -235,7 +266,8 @@ def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
 
 @njit(**BODY)
 def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work, out):
-    """Compute the sum of squares of a table's gradients, for one table after another until none is left.
+    """Compute the sum of squares of a table's gradients, for one table after another until none is
+    left.
 
     The sum of a table is in the order of its lookups, so it does not depend on the thread.
     """
@@ -253,9 +285,15 @@ def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work
         if lookups == 0:
             continue
         sources = Sources(
-            False, scaled, U(features.column[f]), U(gradients.stride), scratch.source_of, scratch.scale_of,
-            gradients.pooled, gradients.rows,
-        )  # fmt: skip
+            False,
+            scaled,
+            U(features.column[f]),
+            U(gradients.stride),
+            scratch.source_of,
+            scratch.scale_of,
+            gradients.pooled,
+            gradients.rows,
+        )
         distinct = sort_by_row(scratch.listed, lookups, features.rows[f], scratch)
         out[table] = norm_sorted(lanes, lookups, distinct, D, scratch, sources)
 
@@ -287,7 +325,9 @@ def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, miss
 
 @njit(**BODY)
 def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch, rule, missed):
-    """Apply missed steps to one table, or one part of a table's rows, after another until no task is left."""
+    """Apply missed steps to one table, or one part of a table's rows, after another until no task
+    is left.
+    """
     literally(lanes)
     D = U(lanes if one_block else width)
     while True:
@@ -301,38 +341,65 @@ def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch,
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
+    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and
+    cached on disk.
+    """
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
-        # Named tuples are built here: passing one from Python costs 0.6 to 1.4 us, passing a plain tuple 0.2 to 0.6.
+        # Named tuples are built here: passing one from Python costs 0.6 to 1.4 us, passing a plain
+        # tuple 0.2 to 0.6.
         (rule, numbers), missed = step
         args = (
-            lanes, one_block, UpdateTasks(stack_array(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
-            batch_of(batch), GradientArrays(*gradients), MemberScratch(*work),
+            lanes,
+            one_block,
+            UpdateTasks(stack_array(1, np.int64), tasks[0], tasks[1], tasks[2]),
+            width,
+            Slots(*slots),
+            batch_of(batch),
+            GradientArrays(*gradients),
+            MemberScratch(*work),
             Step(rule_of(rule), step_numbers_of(numbers), MissedSteps(*missed)),
-        )  # fmt: skip
+        )
         run_team(team, update_tables, args)
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_norms(team, width, batch, gradients, work, out):
         counter = stack_array(1, np.int64)
         args = (
-            lanes, one_block, counter, width, batch_of(batch), GradientArrays(*gradients), MemberScratch(*work), out,
-        )  # fmt: skip
+            lanes,
+            one_block,
+            counter,
+            width,
+            batch_of(batch),
+            GradientArrays(*gradients),
+            MemberScratch(*work),
+            out,
+        )
         run_team(team, norm_tables, args)
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_apply_missed(team, width, slots, batch, tasks, rule, missed):
         tasks = UpdateTasks(stack_array(1, np.int64), tasks[0], tasks[1], tasks[2])
-        args = (lanes, one_block, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*missed))
+        args = (
+            lanes,
+            one_block,
+            tasks,
+            width,
+            Slots(*slots),
+            batch_of(batch),
+            rule_of(rule),
+            MissedSteps(*missed),
+        )
         run_team(team, apply_missed_of_tables, args)
 
     return SimpleNamespace(update=run_update, norms=run_norms, apply_missed=run_apply_missed)
 
 
 def is_compiled(width):
-    """Return whether Numba's cache on disk has an update; true if nothing is cached, as without compilation."""
+    """Return whether Numba's cache on disk has an update; true if nothing is cached, as without
+    compilation.
+    """
     return has_cached_kernel(kernels(*blocks(width)).update)
 
 
@@ -343,9 +410,15 @@ def update(slots, layout, bags, gradients, rule, missed, workspace):
         return
     work = state.arrays.fit(threads, most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
-        team_of(threads), layout.width, tuple(slots), batch_arrays(layout, bags), tasks,
-        _gradient_arrays(layout, gradients), tuple(work), (compiled(rule), missed_arrays(missed, layout.width)),
-    )  # fmt: skip
+        team_of(threads),
+        layout.width,
+        tuple(slots),
+        batch_arrays(layout, bags),
+        tasks,
+        _gradient_arrays(layout, gradients),
+        tuple(work),
+        (compiled(rule), missed_arrays(missed, layout.width)),
+    )
 
 
 _NO_ROWS = np.zeros(1, dtype=np.float32)
@@ -357,18 +430,26 @@ def square_norms(layout, bags, gradients, workspace):
     if most:
         work = state.arrays.fit(threads, most, layout.width, bags.values.dtype)
         kernels(*blocks(layout.width)).norms(
-            team_of(threads), layout.width, batch_arrays(layout, bags), _gradient_arrays(layout, gradients),
-            tuple(work), norms,
-        )  # fmt: skip
+            team_of(threads),
+            layout.width,
+            batch_arrays(layout, bags),
+            _gradient_arrays(layout, gradients),
+            tuple(work),
+            norms,
+        )
     return norms
 
 
 def _gradient_arrays(layout, gradients):
-    """Return the fields of `GradientArrays`: the gradients of sequence features are concatenated, with their starts."""
+    """Return the fields of `GradientArrays`: the gradients of sequence features are concatenated,
+    with their starts.
+    """
     pooled, rows, start = gradients.pooled.numpy(), _NO_ROWS, layout.nowhere
     if gradients.rows:
         start = np.zeros(len(layout.sequence), dtype=np.int64)
-        start[np.flatnonzero(layout.sequence)] = np.cumsum([0, *(part.numel() for part in gradients.rows)])[:-1]
+        start[np.flatnonzero(layout.sequence)] = np.cumsum([0, *(part.numel() for part in gradients.rows)])[
+            :-1
+        ]
         rows = np.concatenate([part.numpy().reshape(-1) for part in gradients.rows])
     return pooled.reshape(-1), pooled.shape[1], rows, start
 
@@ -378,27 +459,43 @@ def apply_missed_steps(slots, layout, bags, missed, workspace):
     if not most or not missed.steps:
         return
     kernels(*blocks(layout.width)).apply_missed(
-        team_of(threads), layout.width, tuple(slots), batch_arrays(layout, bags), tasks, compiled(missed.rule)[0],
+        team_of(threads),
+        layout.width,
+        tuple(slots),
+        batch_arrays(layout, bags),
+        tasks,
+        compiled(missed.rule)[0],
         missed_arrays(missed, layout.width),
-    )  # fmt: skip
+    )
 
 
 def apply_missed_steps_to_range(slots, width, first, last, missed):
     if not missed.steps:  # the first step of a run does not wait until the kernel is compiled
         return
-    # Every piece of the range is a table that one feature looks up completely, so that no kernel of its own must be
-    # compiled and loaded.
+    # Every piece of the range is a table that one feature looks up completely, so that no kernel of
+    # its own must be compiled and loaded.
     base = np.arange(first, last, _PIECE)
     none, tables = np.zeros_like(base), np.arange(len(base) + 1)
     layout = GroupLayout(
-        width=width, base=base, rows=np.minimum(last - base, _PIECE), column=none, mean=none, sequence=none,
-        table_start=tables, table_features=tables[:-1],
-    )  # fmt: skip
+        width=width,
+        base=base,
+        rows=np.minimum(last - base, _PIECE),
+        column=none,
+        mean=none,
+        sequence=none,
+        table_start=tables,
+        table_features=tables[:-1],
+    )
     bags = BagBatch(values=_PIECE_IDS, offsets=None, weights=None, batch=_PIECE, key=none)
     kernels(*blocks(width)).apply_missed(
-        team_of(threads_for(last - first)), width, tuple(slots), batch_arrays(layout, bags),
-        (tables[:-1], none, none + 1), compiled(missed.rule)[0], missed_arrays(missed, width),
-    )  # fmt: skip
+        team_of(threads_for(last - first)),
+        width,
+        tuple(slots),
+        batch_arrays(layout, bags),
+        (tables[:-1], none, none + 1),
+        compiled(missed.rule)[0],
+        missed_arrays(missed, width),
+    )
 
 
 def missed_arrays(missed, width):
@@ -409,5 +506,7 @@ def missed_arrays(missed, width):
 
 @cache
 def _still(width):
-    """Return the gradient of a missed step, which adds nothing, for rows of `width` floats; kernels only read it."""
+    """Return the gradient of a missed step, which adds nothing, for rows of `width` floats; kernels
+    only read it.
+    """
     return np.full(width, NOTHING, dtype=np.float32)

@@ -1,13 +1,14 @@
-"""Triton kernels of the row optimizers. Results have the bits of the CPU kernels, except for long segments.
+"""Triton kernels of the row optimizers. Results have the bits of the CPU kernels, except for long
+segments.
 
-A *segment* consists of the lookups of one row, which are adjacent after a stable sort by row. Gradients of a segment
-are summed in ascending order of lookup. In a long segment (more than L lookups), blocks of L sorted lookups are summed
-first. This gives the same bits every time, but other bits than on the CPU. No kernel reads what it stored in the same
-launch, and only one program writes to an address, so atomics are not needed. Sums start from -0.0, which changes no
-number.
+A *segment* consists of the lookups of one row, which are adjacent after a stable sort by row.
+Gradients of a segment are summed in ascending order of lookup. In a long segment (more than L
+lookups), blocks of L sorted lookups are summed first. This gives the same bits every time, but
+other bits than on the CPU. No kernel reads what it stored in the same launch, and only one program
+writes to an address, so atomics are not needed. Sums start from -0.0, which changes no number.
 
-Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY a common divisor of
-the positions of all gradients.
+Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY
+a common divisor of the positions of all gradients.
 """
 
 import triton
@@ -34,15 +35,36 @@ def mark_segments(rows, begins, lookups, BLOCK: tl.constexpr):
 
 @triton.jit
 def list_segments(
-    begins, segment, order, rows, bag_of, offsets, share, column, mean, first, segments, segment_row, segment_at,
-    segment_scale, at, scale, sizes, batch, stride, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """List the source and scale of each sorted lookup's gradient, and of each segment its first lookup, row and source.
+    begins,
+    segment,
+    order,
+    rows,
+    bag_of,
+    offsets,
+    share,
+    column,
+    mean,
+    first,
+    segments,
+    segment_row,
+    segment_at,
+    segment_scale,
+    at,
+    scale,
+    sizes,
+    batch,
+    stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """List the source and scale of each sorted lookup's gradient, and of each segment its first
+    lookup, row and source.
 
-    segment[i] is the number of the segment of sorted lookup i, counted from 1. A source is a position in the pooled
-    gradients, or the bitwise complement of a position in the gradients of sequences. `sizes` are the numbers of all
-    lookups and of pooled lookups. Lists may be longer: rows behind the lookups are larger than all rows, so they are
-    sorted last, and they belong to no segment.
+    segment[i] is the number of the segment of sorted lookup i, counted from 1. A source is a
+    position in the pooled gradients, or the bitwise complement of a position in the gradients of
+    sequences. `sizes` are the numbers of all lookups and of pooled lookups. Lists may be longer:
+    rows behind the lookups are larger than all rows, so they are sorted last, and they belong to no
+    segment.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lookups, pooled_lookups = tl.load(sizes), tl.load(sizes + 1)
@@ -65,7 +87,9 @@ def list_segments(
     if scale is not None:
         count = tl.load(offsets + bag + 1, pooled, 1) - tl.load(offsets + bag, pooled, 0)
         averaged = (tl.load(mean + feature, pooled, 0) != 0) & (count > 1)
-        factor = tl.div_rn(1.0 + tl.zeros((BLOCK,), tl.float32), tl.where(averaged, count, 1).to(tl.float32))
+        factor = tl.div_rn(
+            1.0 + tl.zeros((BLOCK,), tl.float32), tl.where(averaged, count, 1).to(tl.float32)
+        )
         if share is not None:
             factor = factor * tl.load(share + lookup, pooled, 1.0)
         tl.store(scale + i, factor, valid)
@@ -79,10 +103,13 @@ def gradient_at(pooled, sequences, at, scale, i, valid, d, inside, BY: tl.conste
     mask = valid[:, None] & inside[None, :]
     if sequences is not None:
         other = (source < 0)[:, None]
-        # Equal to `source` or its complement. Triton 3.6 does not compile a select in place of this for narrow rows.
+        # Equal to `source` or its complement. Triton 3.6 does not compile a select in place of this
+        # for narrow rows.
         place = tl.multiple_of(source ^ (source >> 63), BY)[:, None] + d[None, :]
         gradient = tl.where(
-            other, tl.load(sequences + place, mask & other, 0.0), tl.load(pooled + place, mask & ~other, 0.0)
+            other,
+            tl.load(sequences + place, mask & other, 0.0),
+            tl.load(pooled + place, mask & ~other, 0.0),
         )
     else:
         source = tl.multiple_of(source, BY)
@@ -94,9 +121,19 @@ def gradient_at(pooled, sequences, at, scale, i, valid, d, inside, BY: tl.conste
 
 @triton.jit
 def change_rows(
-    weight, row_state, one, two, gradient, numbers, rule,
-    K: tl.constexpr, DP: tl.constexpr, D: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+    weight,
+    row_state,
+    one,
+    two,
+    gradient,
+    numbers,
+    rule,
+    K: tl.constexpr,
+    DP: tl.constexpr,
+    D: tl.constexpr,
+    LANES: tl.constexpr,
+    KIND: tl.constexpr,
+):
     """Return weights and state of K rows after a step, as `rules.update_row` computes them."""
     rate, step_size, inv_sqrt_bias2 = numbers
     scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = rule
@@ -111,7 +148,9 @@ def change_rows(
         factor = tl.div_rn(factor, tl.sqrt_rn(row_state) + eps)
     if KIND == ROWWISE_ADAM:
         row_state = beta2 * row_state + rest2 * square
-        factor = tl.div_rn(tl.zeros((K,), tl.float32) + step_size, tl.sqrt_rn(row_state) * inv_sqrt_bias2 + eps)
+        factor = tl.div_rn(
+            tl.zeros((K,), tl.float32) + step_size, tl.sqrt_rn(row_state) * inv_sqrt_bias2 + eps
+        )
         one = beta1 * one + rest1 * direction
         direction = one
     if KIND == ADAGRAD:
@@ -144,7 +183,9 @@ def load_rows(slots, row, d, mask, valid, D: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D: tl.constexpr, KIND: tl.constexpr):
+def store_rows(
+    slots, row, d, mask, valid, weight, row_state, one, two, D: tl.constexpr, KIND: tl.constexpr
+):
     """Store weights and state of K rows."""
     tl.store(slots[0] + (row * D)[:, None] + d[None, :], weight, mask)
     if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:
@@ -158,13 +199,24 @@ def store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D: tl.co
 
 @triton.jit
 def sum_parts(
-    segment, first, at, scale, pooled, sequences, parts, sizes,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BY: tl.constexpr,
-):  # fmt: skip
+    segment,
+    first,
+    at,
+    scale,
+    pooled,
+    sequences,
+    parts,
+    sizes,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    L: tl.constexpr,
+    BY: tl.constexpr,
+):
     """Sum the gradients of long segments within block p, which is L sorted lookups.
 
-    parts[0, p] is set to the sum for a long segment that begins before the block, parts[1, p] for a long segment that
-    begins in the block. If there is no such segment, the part does not change.
+    parts[0, p] is set to the sum for a long segment that begins before the block, parts[1, p] for a
+    long segment that begins in the block. If there is no such segment, the part does not change.
     """
     p = tl.program_id(0)
     lookups = tl.load(sizes)
@@ -189,15 +241,39 @@ def sum_parts(
 
 @triton.jit(do_not_specialize=["part_count"])
 def update(
-    slots, order, first, segments, segment_row, segment_at, segment_scale, at, scale, pooled, sequences, parts,
-    part_count, numbers, rule, ok, squares, D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, L:
-    tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr, CLOCKED: tl.constexpr, BY: tl.constexpr,
-):  # fmt: skip
+    slots,
+    order,
+    first,
+    segments,
+    segment_row,
+    segment_at,
+    segment_scale,
+    at,
+    scale,
+    pooled,
+    sequences,
+    parts,
+    part_count,
+    numbers,
+    rule,
+    ok,
+    squares,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    U: tl.constexpr,
+    L: tl.constexpr,
+    LANES: tl.constexpr,
+    KIND: tl.constexpr,
+    CLOCKED: tl.constexpr,
+    BY: tl.constexpr,
+):
     """Sum the gradients of K rows, and apply a step to each row, unless `ok` is 0.
 
-    `numbers` are learning rate, step size and inverse square root of the second bias correction, in memory, so that a
-    CUDA graph need not be captured again. With `squares`, rows do not change. Instead the sum of squares of each summed
-    gradient is stored in `squares`, at the first lookup of the row.
+    `numbers` are learning rate, step size and inverse square root of the second bias correction, in
+    memory, so that a CUDA graph need not be captured again. With `squares`, rows do not change.
+    Instead the sum of squares of each summed gradient is stored in `squares`, at the first lookup
+    of the row.
     """
     u = tl.program_id(0) * K + tl.arange(0, K)
     count, go = tl.load(segments), tl.load(ok)
@@ -208,8 +284,9 @@ def update(
         d = tl.arange(0, DP)
         inside = d < D
         mask = valid[:, None] & inside[None, :]
-        # Three loads depend on each other: the number of segments and their lists; rows, state and first gradients;
-        # other gradients. So rows are loaded before the first addition waits for a gradient.
+        # Three loads depend on each other: the number of segments and their lists; rows, state and
+        # first gradients; other gradients. So rows are loaded before the first addition waits for a
+        # gradient.
         if squares is None:
             weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
         long = stop - start > L
@@ -219,7 +296,9 @@ def update(
         for i in range(1, tl.max(length, axis=0), U):
             for v in tl.static_range(U):
                 more = i + v < length
-                gradient = gradient + gradient_at(pooled, sequences, at, scale, start + i + v, more, d, inside, BY)
+                gradient = gradient + gradient_at(
+                    pooled, sequences, at, scale, start + i + v, more, d, inside, BY
+                )
         length = tl.where(long, (stop - 1) // L - start // L + 1, 0)
         for i in range(0, tl.max(length, axis=0), U):
             for v in tl.static_range(U):
@@ -245,9 +324,18 @@ def update(
 
 @triton.jit(do_not_specialize=["steps"])
 def apply_missed_steps(
-    slots, rows, segments, steps, numbers, rule,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
+    slots,
+    rows,
+    segments,
+    steps,
+    numbers,
+    rule,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    K: tl.constexpr,
+    LANES: tl.constexpr,
+    KIND: tl.constexpr,
+):
     """Apply the steps that the first `segments` of the distinct `rows` missed, one by one."""
     u = tl.program_id(0) * K + tl.arange(0, K)
     count = tl.load(segments)
@@ -256,12 +344,17 @@ def apply_missed_steps(
         row = tl.load(rows + u, valid, 0).to(tl.int64)
         d = tl.arange(0, DP)
         mask = valid[:, None] & (d < D)[None, :]
-        # A clock comes from a record, which is untrusted: a negative clock would read before the first number.
+        # A clock comes from a record, which is untrusted: a negative clock would read before the
+        # first number.
         clock = tl.maximum(tl.load(slots[3] + row, valid, 0), 0)
         weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
         still = tl.full((K, DP), -0.0, tl.float32)
         for step in range(tl.min(tl.where(valid, clock, steps), axis=0), steps):
-            of_step = tl.load(numbers + 3 * step), tl.load(numbers + 3 * step + 1), tl.load(numbers + 3 * step + 2)
+            of_step = (
+                tl.load(numbers + 3 * step),
+                tl.load(numbers + 3 * step + 1),
+                tl.load(numbers + 3 * step + 2),
+            )
             new = change_rows(weight, row_state, one, two, still, of_step, rule, K, DP, D, LANES, KIND)
             due = clock <= step
             weight, one = tl.where(due[:, None], new[0], weight), tl.where(due[:, None], new[2], one)

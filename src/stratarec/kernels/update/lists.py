@@ -12,15 +12,17 @@ from stratarec.kernels.bags import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U
 
-# Largest number of bits of a digit of the radix sort: a pass writes to as many cache lines at once as the digit has
-# values.
+# Largest number of bits of a digit of the radix sort: a pass writes to as many cache lines at once
+# as the digit has values.
 DIGIT_BITS = 11
 # Up to so many lookups are sorted by insertion.
 _FEW = 24
 
 
 class Batch(NamedTuple):
-    """Lookups of a batch in one group of tables, the group's features, and the features of each table."""
+    """Lookups of a batch in one group of tables, the group's features, and the features of each
+    table.
+    """
 
     bags: Bags
     features: Features
@@ -29,7 +31,9 @@ class Batch(NamedTuple):
 
 
 class GradientArrays(NamedTuple):
-    """Flat pooled gradients and their floats per sample; flat gradients of sequences and the start of each feature."""
+    """Flat pooled gradients and their floats per sample; flat gradients of sequences and the start
+    of each feature.
+    """
 
     pooled: NDArray[np.float32]
     stride: int
@@ -40,7 +44,8 @@ class GradientArrays(NamedTuple):
 class MemberScratch(NamedTuple):
     """Scratch arrays of one thread of a team. The arrays of the whole team have one row per thread.
 
-    `squares` uses the same memory as `keys`: the second half of `keys` is free once the keys are sorted.
+    `squares` uses the same memory as `keys`: the second half of `keys` is free once the keys are
+    sorted.
     """
 
     listed: NDArray
@@ -58,7 +63,9 @@ class MemberScratch(NamedTuple):
 
 
 def batch_arrays(layout, bags):
-    """Return the argument of `batch_of`: plain tuples reach compiled code in a third of the time of named ones."""
+    """Return the argument of `batch_of`: plain tuples reach compiled code in a third of the time of
+    named ones.
+    """
     return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features)
 
 
@@ -72,20 +79,25 @@ def batch_of(arrays):
 
 @njit(**BODY)
 def part_of(row, parts):
-    """Return the part of a table that a row belongs to. Neighbouring rows, which are often popular, are spread."""
-    # By a multiplication: dividing 64 bits for every lookup made the backward pass of one giant table take 0.98 ms, not
-    # 0.84.
+    """Return the part of a table that a row belongs to. Neighbouring rows, which are often popular,
+    are spread.
+    """
+    # By a multiplication: dividing 64 bits for every lookup made the backward pass of one giant
+    # table take 0.98 ms, not 0.84.
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(parts)) >> U(32)
 
 
 @njit(**BODY)
 def list_singles(bags, first, column, part, gradients, scratch):
-    """List the lookups of one feature with one unweighted id per bag, as `list_lookups` does, but without scales."""
+    """List the lookups of one feature with one unweighted id per bag, as `list_lookups` does, but
+    without scales.
+    """
     number, parts = part
     lookups = U(0)
     for b in range(U(bags.batch)):
         row = bags.values[U(first) + b]
-        # Rows of other parts are written too, then overwritten, because a branch could not be predicted.
+        # Rows of other parts are written too, then overwritten, because a branch could not be
+        # predicted.
         scratch.listed[lookups] = row
         scratch.source_of[lookups] = np.int64(b) * gradients.stride + column
         lookups += U(part_of(row, parts) == U(number))
@@ -94,10 +106,11 @@ def list_singles(bags, first, column, part, gradients, scratch):
 
 @njit(**BODY)
 def list_lookups(these, part, scaled, bags, features, gradients, width, scratch):
-    """List the lookups of one table in ascending order of position: row, source of the gradient, and scale if `scaled`.
+    """List the lookups of one table in ascending order of position: row, source of the gradient,
+    and scale if `scaled`.
 
-    A source below zero is the bitwise complement of a position in the gradients of sequences. Only rows of `part`,
-    which is (number, parts), are listed. Returns the number of lookups.
+    A source below zero is the bitwise complement of a position in the gradients of sequences. Only
+    rows of `part`, which is (number, parts), are listed. Returns the number of lookups.
     """
     number, parts = part
     lookups = U(0)
@@ -124,7 +137,9 @@ def list_lookups(these, part, scaled, bags, features, gradients, width, scratch)
 
 @njit(**BODY)
 def is_simple(these, bags, features):
-    """Whether a table has a single feature (`these`), which is pooled and has one unweighted id per bag."""
+    """Whether a table has a single feature (`these`), which is pooled and has one unweighted id per
+    bag.
+    """
     return bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[these[0]]
 
 
@@ -133,7 +148,9 @@ def list_table(these, part, bags, features, gradients, width, scratch):
     """List the lookups of a table; return their number, and whether they have scales."""
     if is_simple(these, bags, features):
         f = these[0]
-        return list_singles(bags, features.key[f] * bags.batch, features.column[f], part, gradients, scratch), False
+        return list_singles(
+            bags, features.key[f] * bags.batch, features.column[f], part, gradients, scratch
+        ), False
     scaled = bags.weighted
     for f in these:
         scaled |= features.mean[f] != 0
@@ -142,7 +159,9 @@ def list_table(these, part, bags, features, gradients, width, scratch):
 
 @njit(**BODY)
 def digits_of(lookups, limit):
-    """Return the number of passes and the bits of a digit for sorting numbers below `limit` in the least time."""
+    """Return the number of passes and the bits of a digit for sorting numbers below `limit` in the
+    least time.
+    """
     bits = U(1)
     while bits < U(40) and (U(1) << bits) < U(limit):
         bits += U(1)
@@ -158,10 +177,11 @@ def digits_of(lookups, limit):
 
 @njit(**BODY)
 def move_by_digit(lookups, shift, digit, halves, sides, scratch):
-    """Run a pass of the radix sort by the digit at bit `shift`, whose values are counted, and count the next digit.
+    """Run a pass of the radix sort by the digit at bit `shift`, whose values are counted, and count
+    the next digit.
 
-    `halves` are the positions of source and target in `keys`; `sides` are the counters of this pass and of the next
-    one.
+    `halves` are the positions of source and target in `keys`; `sides` are the counters of this pass
+    and of the next one.
     """
     values, (source, target), (side, other) = U(1) << digit, halves, sides
     mask, running = values - U(1), np.int32(0)
@@ -180,7 +200,9 @@ def move_by_digit(lookups, shift, digit, halves, sides, scratch):
 
 @njit(**BODY)
 def sort_few(ids, lookups, shift, scratch):
-    """Sort `keys` by insertion; for few lookups this costs less than the counters of a radix sort."""
+    """Sort `keys` by insertion; for few lookups this costs less than the counters of a radix
+    sort.
+    """
     for i in range(lookups):
         key, place = U(ids[i]) << shift | i, i
         while place > 0 and scratch.keys[place - U(1)] > key:
@@ -211,8 +233,8 @@ def sort_many(ids, lookups, limit, shift, scratch):
 def sort_by_row(ids, lookups, limit, scratch):
     """Sort lookups into `order`, by row and then by position; return the number of distinct rows.
 
-    Distinct rows are numbered in ascending order: row u is ``row_of[u]``, and its lookups in `order` end at
-    ``end_of[u]``. A key is a row, followed by a position in its last bits.
+    Distinct rows are numbered in ascending order: row u is ``row_of[u]``, and its lookups in
+    `order` end at ``end_of[u]``. A key is a row, followed by a position in its last bits.
     """
     shift = U(1)
     while (U(1) << shift) < lookups:

@@ -1,7 +1,7 @@
 """The row optimizer in plain torch: one lookup and one row at a time.
 
-All arithmetic is float32, in the order of the fast kernels. So results can be compared bit for bit, unless they add
-numbers across the width of a row.
+All arithmetic is float32, in the order of the fast kernels. So results can be compared bit for bit,
+unless they add numbers across the width of a row.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def row_gradients(lookups: list[tuple[int, Tensor, float]]) -> dict[int, Tensor]
 def update_row(rule: RowUpdate, weight: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
     """Apply one summed gradient ``[D]`` to one row ``[D]`` and its state, in place.
 
-    Row-wise Adagrad (Gupta et al. 2014; FBGEMM's exact form) keeps one number per row, the running sum of the
-    gradient's mean square. Adam (Kingma and Ba 2015, in the form of ``torch.optim.Adam``) keeps both moments per
-    weight; row-wise Adam keeps the second moment per row. Decay is part of the gradient, or decoupled (Loshchilov and
-    Hutter 2019), as in ``torch.optim.AdamW``.
+    Row-wise Adagrad (Gupta et al. 2014; FBGEMM's exact form) keeps one number per row, the running
+    sum of the gradient's mean square. Adam (Kingma and Ba 2015, in the form of
+    ``torch.optim.Adam``) keeps both moments per weight; row-wise Adam keeps the second moment per
+    row. Decay is part of the gradient, or decoupled (Loshchilov and Hutter 2019), as in
+    ``torch.optim.AdamW``.
     """
     gradient = rule.scale * gradient
     if rule.decoupled:

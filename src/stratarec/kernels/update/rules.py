@@ -1,7 +1,8 @@
 """The row optimizers' update of one row and its state, for Numba kernels.
 
-Every function works in blocks of `lanes`, a constant of each compiled kernel. The compiler may neither contract nor
-reorder operations. So the new bits of a row depend only on its old bits, its gradient and the numbers of the step.
+Every function works in blocks of `lanes`, a constant of each compiled kernel. The compiler may
+neither contract nor reorder operations. So the new bits of a row depend only on its old bits, its
+gradient and the numbers of the step.
 """
 
 from __future__ import annotations
@@ -15,13 +16,23 @@ from numpy.typing import NDArray
 from stratarec.kernels.optimizers import ROW_OPTIMIZERS
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U, prefetch, prefetch_row
-from stratarec.kernels.simd.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
+from stratarec.kernels.simd.vector import (
+    add,
+    broadcast,
+    divide,
+    load,
+    multiply,
+    square_root,
+    store,
+    subtract,
+    total,
+)
 
 IS_CACHED = ROW_OPTIMIZERS.close()
 KINDS = {name: number for number, name in enumerate(ROW_OPTIMIZERS)}
-SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = [KINDS[name] for name in (
-    "sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam",
-)]  # fmt: skip
+SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = [
+    KINDS[name] for name in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam")
+]
 
 
 class Slots(NamedTuple):
@@ -32,10 +43,11 @@ class Slots(NamedTuple):
     weights : ndarray
         ``[R * D]`` float32.
     row_state, full_state : ndarray
-        ``[R]`` and ``[R * k * D]`` float32, with k floats per weight. For k = 2, a row has D first moments, then D
-        second moments. An array that the rule does not use may have any size.
+        ``[R]`` and ``[R * k * D]`` float32, with k floats per weight. For k = 2, a row has D first
+        moments, then D second moments. An array that the rule does not use may have any size.
     clock : ndarray
-        ``[R]`` int32, number of steps that each row has taken; empty if a step changes only the rows of its batch.
+        ``[R]`` int32, number of steps that each row has taken; empty if a step changes only the
+        rows of its batch.
     """
 
     weights: NDArray[np.float32]
@@ -47,8 +59,9 @@ class Slots(NamedTuple):
 class Rule(NamedTuple):
     """Constants of a row optimizer.
 
-    `l2` is weight decay that is added to the gradient, `weight_decay` is decoupled; at least one of them is 0. `rest1`
-    is 1 - beta1, computed before rounding: subtracting a rounded beta from 1 has a relative error of 1e-5.
+    `l2` is weight decay that is added to the gradient, `weight_decay` is decoupled; at least one of
+    them is 0. `rest1` is 1 - beta1, computed before rounding: subtracting a rounded beta from 1 has
+    a relative error of 1e-5.
     """
 
     kind: int
@@ -65,8 +78,8 @@ class Rule(NamedTuple):
 class StepNumbers(NamedTuple):
     """Numbers of a row optimizer that change from step to step.
 
-    `step_size` is the learning rate divided by Adam's first bias correction 1 - beta1^t; `inv_sqrt_bias2` is
-    (1 - beta2^t)^-0.5.
+    `step_size` is the learning rate divided by Adam's first bias correction 1 - beta1^t;
+    `inv_sqrt_bias2` is (1 - beta2^t)^-0.5.
     """
 
     rate: np.float32
@@ -75,7 +88,9 @@ class StepNumbers(NamedTuple):
 
 
 class MissedSteps(NamedTuple):
-    """Steps that rows may have missed: their number, the `StepNumbers` of each, and the gradient of a missed step."""
+    """Steps that rows may have missed: their number, the `StepNumbers` of each, and the gradient of
+    a missed step.
+    """
 
     steps: int
     numbers: NDArray[np.float32]
@@ -91,12 +106,22 @@ class Step(NamedTuple):
 
 
 def compiled(rule):
-    """Return the fields of `Rule` and of `StepNumbers` for a `RowUpdate`, as plain tuples of Python's floats.
+    """Return the fields of `Rule` and of `StepNumbers` for a `RowUpdate`, as plain tuples of
+    Python's floats.
 
     Python creates and unpacks its own floats faster than NumPy's.
     """
     l2, weight_decay = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
-    numbers = (rule.scale, rule.eps, l2, weight_decay, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
+    numbers = (
+        rule.scale,
+        rule.eps,
+        l2,
+        weight_decay,
+        rule.beta1,
+        1 - rule.beta1,
+        rule.beta2,
+        1 - rule.beta2,
+    )
     return (KINDS[rule.kind], *map(float, numbers)), step_numbers(rule)
 
 
@@ -111,14 +136,23 @@ def rule_of(values):
     """Return the `Rule` with the fields from `compiled`, each rounded once to float32."""
     kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = values
     return Rule(
-        kind, np.float32(scale), np.float32(eps), np.float32(l2), np.float32(weight_decay), np.float32(beta1),
-        np.float32(rest1), np.float32(beta2), np.float32(rest2),
-    )  # fmt: skip
+        kind,
+        np.float32(scale),
+        np.float32(eps),
+        np.float32(l2),
+        np.float32(weight_decay),
+        np.float32(beta1),
+        np.float32(rest1),
+        np.float32(beta2),
+        np.float32(rest2),
+    )
 
 
 @njit(**BODY)
 def step_numbers_of(values):
-    """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to float32."""
+    """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to
+    float32.
+    """
     rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
@@ -135,7 +169,9 @@ def direction(lanes, rule, weights, place, gradient, at):
 
 @njit(**BODY)
 def mean_square(lanes, rule, weights, first, D, gradient, start):
-    """Return the mean square of a row's gradient, in the order of `vector.total`: the same bits on every machine."""
+    """Return the mean square of a row's gradient, in the order of `vector.total`: the same bits on
+    every machine.
+    """
     literally(lanes)
     square_sum = np.float32(0.0)
     for block in range(U(0), D, U(lanes)):
@@ -146,7 +182,9 @@ def mean_square(lanes, rule, weights, first, D, gradient, start):
 
 @njit(**BODY)
 def move(lanes, rule, numbers, weights, place, change):
-    """Apply decoupled decay, then subtract `change` from a block of weights, ``weights[place:][:lanes]``."""
+    """Apply decoupled decay, then subtract `change` from a block of weights,
+    ``weights[place:][:lanes]``.
+    """
     literally(lanes)
     block = load(weights, place, lanes)
     if rule.weight_decay != 0:
@@ -171,16 +209,27 @@ def adagrad_block(lanes, rule, numbers, slots, place, block):
     sums = add(load(slots.full_state, place, lanes), multiply(block, block))
     store(slots.full_state, place, sums)
     scale = add(square_root(sums), broadcast(rule.eps, lanes))
-    move(lanes, rule, numbers, slots.weights, place, divide(multiply(broadcast(numbers.rate, lanes), block), scale))
+    move(
+        lanes,
+        rule,
+        numbers,
+        slots.weights,
+        place,
+        divide(multiply(broadcast(numbers.rate, lanes), block), scale),
+    )
 
 
 @njit(**BODY)
 def adam_block(lanes, rule, numbers, slots, place, state, D, block):
-    """Update a block of weights by Adam. Its first moments start at `state`, its second moments at `state` + D."""
+    """Update a block of weights by Adam. Its first moments start at `state`, its second moments at
+    `state` + D.
+    """
     literally(lanes)
     first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, block)
     second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(block, block))
-    scale = add(multiply(square_root(second), broadcast(numbers.inv_sqrt_bias2, lanes)), broadcast(rule.eps, lanes))
+    scale = add(
+        multiply(square_root(second), broadcast(numbers.inv_sqrt_bias2, lanes)), broadcast(rule.eps, lanes)
+    )
     change = divide(multiply(broadcast(numbers.step_size, lanes), first), scale)
     move(lanes, rule, numbers, slots.weights, place, change)
 
@@ -206,7 +255,8 @@ def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
     """Apply the summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
     first, factor = row * D, np.float32(0.0)
-    # The rule is constant within a step, so its branches are predicted, and one body serves all five rules.
+    # The rule is constant within a step, so its branches are predicted, and one body serves all
+    # five rules.
     if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD or rule.kind == ROWWISE_ADAM:
         factor = factor_of(lanes, rule, numbers, slots, row, D, gradient, start)
     for block in range(U(0), D, U(lanes)):
@@ -223,7 +273,9 @@ def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
 
 
 def with_added(kinds, others):
-    """Return a compiled `update_row` that also has the added kinds, pairs of number and function; `others` has none."""
+    """Return a compiled `update_row` that also has the added kinds, pairs of number and function;
+    `others` has none.
+    """
     if not kinds:
         return others
     (code, function), *remaining = kinds
@@ -247,14 +299,19 @@ update_row = with_added(
 
 @njit(**BODY)
 def apply_missed_to_row(lanes, rule, missed, slots, row, D):
-    """Apply the steps that row `row` has missed, one by one; the result is the same as if applied in time."""
+    """Apply the steps that row `row` has missed, one by one; the result is the same as if applied
+    in time.
+    """
     literally(lanes)
     clock = slots.clock
-    # One by one. For SGD, the missed decay has a closed form. But reading a row splits its missed steps in two groups,
-    # and two products have other bits than one. Adagrad and Adam have no closed form. A clock comes from a record,
-    # which is untrusted: a negative clock would read before the first number.
+    # One by one. For SGD, the missed decay has a closed form. But reading a row splits its missed
+    # steps in two groups, and two products have other bits than one. Adagrad and Adam have no
+    # closed form. A clock comes from a record, which is untrusted: a negative clock would read
+    # before the first number.
     for step in range(U(max(clock[row], np.int32(0))), U(missed.steps)):
-        numbers = StepNumbers(missed.numbers[step, U(0)], missed.numbers[step, U(1)], missed.numbers[step, U(2)])
+        numbers = StepNumbers(
+            missed.numbers[step, U(0)], missed.numbers[step, U(1)], missed.numbers[step, U(2)]
+        )
         update_row(lanes, rule, numbers, slots, row, D, missed.still, U(0))
     clock[row] = missed.steps
 
@@ -264,7 +321,8 @@ def train_row(lanes, step, slots, row, D, gradient, start):
     """Apply missed steps to a row, then the current step."""
     literally(lanes)
     if len(slots.clock):
-        # Usually the lookup has applied the missed steps already, unless another batch was trained in between.
+        # Usually the lookup has applied the missed steps already, unless another batch was trained
+        # in between.
         apply_missed_to_row(lanes, step.rule, step.missed, slots, row, D)
         slots.clock[row] += np.int32(1)
     update_row(lanes, step.rule, step.numbers, slots, row, D, gradient, start)

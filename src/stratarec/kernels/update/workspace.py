@@ -1,4 +1,6 @@
-"""State of the update on the CPU from step to step: the order of its tasks and the scratch of each thread."""
+"""State of the update on the CPU from step to step: the order of its tasks and the scratch of each
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
-# Number of floats of one block of a thread's dense sums: half of an L2 cache of 1 MiB; the rows take the other half.
+# Number of floats of one block of a thread's dense sums: half of an L2 cache of 1 MiB; the rows
+# take the other half.
 DENSE_FLOATS = 1 << 17
-# Number of rows of several blocks that are summed densely, and largest number of floats of such sums.
+# Number of rows of several blocks that are summed densely, and largest number of floats of such
+# sums.
 _WIDE_ROWS, _MOST_DENSE = 1024, 1 << 19
 # Adding a number to -0.0 gives exactly this number; added to 0.0, the number -0.0 would become 0.0.
 NOTHING = np.float32(-0.0)
 _PAGE_FLOATS = 1024
-# So few lookups fit the smallest scratch. They are not counted by table, which took a tenth of such a step.
+# So few lookups fit the smallest scratch. They are not counted by table, which took a tenth of such
+# a step.
 _FEW = 204
 
 
 class UpdateTasks(NamedTuple):
-    """Tasks of an update in the order of execution: the table, the part, and the number of parts of that table.
+    """Tasks of an update in the order of execution: the table, the part, and the number of parts of
+    that table.
 
     `counter` holds the number of the next task.
     """
@@ -37,7 +43,9 @@ class UpdateTasks(NamedTuple):
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the fields of `UpdateTasks` except the counter: tables by falling cost, large tables cut into parts."""
+    """Return the fields of `UpdateTasks` except the counter: tables by falling cost, large tables
+    cut into parts.
+    """
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
@@ -48,7 +56,9 @@ def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
-    """Return the size and type of each array of a thread's scratch, for tables with up to `lookups` lookups."""
+    """Return the size and type of each array of a thread's scratch, for tables with up to `lookups`
+    lookups.
+    """
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
         "listed": (capacity, np.int64),
@@ -67,8 +77,12 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
 
 
 def scratch_bytes(lookups: int, width: int, threads: int) -> int:
-    """Return the scratch bytes of `threads` threads, for tables up to `width` wide with up to `lookups` lookups."""
-    return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values())
+    """Return the scratch bytes of `threads` threads, for tables up to `width` wide with up to
+    `lookups` lookups.
+    """
+    return threads * sum(
+        size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values()
+    )
 
 
 @cache
@@ -85,7 +99,8 @@ class LookupLoad:
     counts : ndarray
         ``[tables]`` int64 number of lookups.
     batch : int or None
-        Number of samples if every bag holds one id, in which case it determines the counts; otherwise None.
+        Number of samples if every bag holds one id, in which case it determines the counts;
+        otherwise None.
     """
 
     def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
@@ -101,7 +116,8 @@ class LookupLoad:
             return sequential_tasks(len(self.counts))
         if threads not in self._tasks:
             rows = group.rows[group.table_features[group.table_start[:-1]]]
-            # A lookup reads one gradient row; a distinct row also reads and writes a row of the table.
+            # A lookup reads one gradient row; a distinct row also reads and writes a row of the
+            # table.
             costs = (self.counts + 2 * np.minimum(self.counts, rows)).astype(float).tolist()
             self._tasks[threads] = schedule(costs, threads)
         return self._tasks[threads]
@@ -117,9 +133,13 @@ class ScratchArrays:
         self.nbytes = 0
 
     def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> MemberScratch:
-        """Return arrays for `threads` threads and tables with up to `lookups` lookups; `ids` is the type of ids."""
+        """Return arrays for `threads` threads and tables with up to `lookups` lookups; `ids` is the
+        type of ids.
+        """
         if threads > self._threads or lookups > self._capacity or width > self._width:
-            self._allocate(max(threads, self._threads), max(lookups, self._lookups), max(width, self._width))
+            self._allocate(
+                max(threads, self._threads), max(lookups, self._lookups), max(width, self._width)
+            )
         if ids not in self._views:
             views = self._views[np.dtype(np.int64)]
             self._views[ids] = views._replace(listed=views.listed.view(ids))
@@ -136,7 +156,9 @@ class ScratchArrays:
         scratch.dense.fill(NOTHING)
         scratch.touched.fill(0)
         self._views = {np.dtype(np.int64): scratch}
-        self._threads, self._lookups, self._width = threads, lookups, width
+        self._threads = threads
+        self._lookups = lookups
+        self._width = width
         self._capacity = scratch.order.shape[1]
         self.nbytes = sum(array.nbytes for array in arrays.values())
 
@@ -149,7 +171,9 @@ class UpdateState:
         self._load: LookupLoad | None = None
 
     def share(self, group: GroupLayout, bags: BagBatch) -> tuple[int, int, tuple[NDArray[np.int64], ...]]:
-        """Return the number of threads for a batch, the largest number of lookups of a table, and the tasks."""
+        """Return the number of threads for a batch, the largest number of lookups of a table, and
+        the tasks.
+        """
         lookups = len(bags.values)
         if bags.offsets is not None and lookups <= _FEW:
             return 1, lookups, sequential_tasks(len(group.table_start) - 1)
@@ -158,8 +182,8 @@ class UpdateState:
         return threads, load.most, load.tasks(group, threads)
 
     def _load_of(self, group: GroupLayout, bags: BagBatch) -> LookupLoad:
-        # Batches of single ids are counted once; counting at every step made batches of 4 and 32 take 1.2 times as
-        # long.
+        # Batches of single ids are counted once; counting at every step made batches of 4 and 32
+        # take 1.2 times as long.
         last, batch = self._load, bags.batch if bags.offsets is None else None
         if last is not None and batch is not None and last.batch == batch:
             return last

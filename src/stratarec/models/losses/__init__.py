@@ -1,4 +1,6 @@
-"""Losses of training. Each is a module with its settings and its function, and an entry of `LOSSES`."""
+"""Losses of training. Each is a module with its settings and its function, and an entry of
+`LOSSES`.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,7 @@ LOSSES = Registry(
     },
 )
 
-AnyLossConfig: TypeAlias = Annotated[LossConfig, Sections(lambda: {name: loss.config for name, loss in LOSSES.items()})]
+AnyLossConfig: TypeAlias = Annotated[
+    LossConfig, Sections(lambda: {name: loss.config for name, loss in LOSSES.items()})
+]
 """The section ``train.loss``."""

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:  # recipes are read without torch
     from torch import Tensor
 
-    LossFunction: TypeAlias = Callable[[Any, Tensor, Tensor, Tensor | None, Literal["none", "mean", "sum"]], Tensor]
-    """Takes settings, logits, labels of 0 and 1, weights (None if all are 1), which have equal shapes, and a reduction.
+    LossFunction: TypeAlias = Callable[
+        [Any, Tensor, Tensor, Tensor | None, Literal["none", "mean", "sum"]], Tensor
+    ]
+    """Takes settings, logits, labels of 0 and 1, weights (None if all are 1), which have equal
+    shapes, and a reduction.
 
-    ``none`` returns the weighted losses; ``mean`` divides their sum by their number, not by the sum of weights.
+    ``none`` returns the weighted losses; ``mean`` divides their sum by their number, not by the sum
+    of weights.
     """
 
 
@@ -35,8 +39,9 @@ class Loss:
     function : callable
         A `LossFunction`; `by_sample` makes one from a function without weights and reduction.
     log_odds : bool
-        Whether the expected loss of a sample is smallest where the logit is the log-odds of a positive label. Scores of
-        other losses become probabilities only by a calibration, so a run with them always fits one.
+        Whether the expected loss of a sample is smallest where the logit is the log-odds of a
+        positive label. Scores of other losses become probabilities only by a calibration, so a run
+        with them always fits one.
     """
 
     config: type[LossConfig]
@@ -45,7 +50,9 @@ class Loss:
 
 
 def by_sample(losses: Callable[[Any, Tensor, Tensor], Tensor]) -> LossFunction:
-    """Return a loss from a function of settings, logits and labels that returns the loss of each logit."""
+    """Return a loss from a function of settings, logits and labels that returns the loss of each
+    logit.
+    """
 
     @wraps(losses)
     def loss(config: Any, logits: Tensor, label: Tensor, weight: Tensor | None, reduction: str) -> Tensor:

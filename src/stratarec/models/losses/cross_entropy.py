@@ -28,6 +28,6 @@ def cross_entropy(
     """Return -y log(p) - (1 - y) log(1 - p) for labels y and p = sigmoid(logit)."""
     from torch.nn import functional
 
-    # One operation of torch, also for the mean: its gradient is (p - y) / B, while the mean of separate losses would
-    # give (p - y) * (1 / B), with other bits.
+    # One operation of torch, also for the mean: its gradient is (p - y) / B, while the mean of
+    # separate losses would give (p - y) * (1 / B), with other bits.
     return functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction=reduction)

@@ -1,4 +1,6 @@
-"""Focal loss (Lin et al. 2017, arXiv 1708.02002), which gives samples that are easy to classify less weight."""
+"""Focal loss (Lin et al. 2017, arXiv 1708.02002), which gives samples that are easy to classify
+less weight.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FocalConfig(LossConfig):
-    """Cross-entropy times the probability of the other class to the power `gamma`, so that samples that are easy to
-    classify count less. Scores are calibrated on the validation split."""
+    """Cross-entropy times the probability of the other class to the power `gamma`, so that samples
+    that are easy to classify count less. Scores are calibrated on the validation split."""
 
     kind: Literal["focal"] = "focal"
     gamma: float = 2.0
@@ -31,5 +33,6 @@ def focal(config: FocalConfig, logits: Tensor, label: Tensor) -> Tensor:
     from torch.nn.functional import logsigmoid
 
     margin = (2 * label - 1) * logits
-    # An exponential of a logarithm: the derivative of a power is infinite where 1 - q is rounded to 0.
+    # An exponential of a logarithm: the derivative of a power is infinite where 1 - q is rounded to
+    # 0.
     return -(config.gamma * logsigmoid(-margin)).exp() * logsigmoid(margin)

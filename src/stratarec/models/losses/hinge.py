@@ -1,4 +1,6 @@
-"""Hinge loss of support vector machines (Cortes and Vapnik 1995): logits are margins, not log-odds."""
+"""Hinge loss of support vector machines (Cortes and Vapnik 1995): logits are margins, not
+log-odds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HingeConfig(LossConfig):
-    """Distance of a sample from the margin of its class, 0 beyond it. Scores are calibrated on the validation split."""
+    """Distance of a sample from the margin of its class, 0 beyond it. Scores are calibrated on the
+    validation split.
+    """
 
     kind: Literal["hinge"] = "hinge"
 

@@ -11,13 +11,16 @@ from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
 from stratarec.models.config import HistoryConfig, VectorsConfig
 
-# Defaults for rows with a first-order weight. The gradients of this weight are many times larger than the gradients of
-# the vector, and would determine a learning rate that is shared by all weights of the row.
+# Defaults for rows with a first-order weight. The gradients of this weight are many times larger
+# than the gradients of the vector, and would determine a learning rate that is shared by all
+# weights of the row.
 FIRST_ORDER = {"train.embedding.kind": "adagrad"}
-# Defaults for models without a network: they do not overfit in the second epoch, and early stopping ends training.
+# Defaults for models without a network: they do not overfit in the second epoch, and early stopping
+# ends training.
 SHALLOW = {"train.epochs": 5}
-# Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
-# 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
+# Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then
+# within 0.1 of 0. With 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many
+# logits, which training must unlearn first.
 MULTIPLIED = 0.05
 # Default of `EnsembleConfig.trees` where trees are used: validation ends the fit long before.
 MOST_TREES = 10_000
@@ -29,17 +32,21 @@ class DLRMConfig(VectorsConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     bottom_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the network over dense features; a last layer of size `embedding_dim` follows."""
+    """Hidden sizes of the network over dense features; a last layer of size `embedding_dim`
+    follows.
+    """
     top_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the network over interactions; a last layer of size 1 follows."""
     interaction: Literal["dot", "cat"] = "dot"
-    """Input of the top MLP. ``dot``: the output of the bottom MLP and the dot products of all pairs of vectors;
-    ``cat``: the output of the bottom MLP and the vectors, concatenated."""
+    """Input of the top MLP. ``dot``: the output of the bottom MLP and the dot products of all pairs
+    of vectors; ``cat``: the output of the bottom MLP and the vectors, concatenated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.interaction == "cat" and self.towers is not None:
-            raise ConfigError("model.towers requires model.interaction dot; remove model.towers, or set dot")
+            raise ConfigError(
+                "model.towers requires model.interaction dot; remove model.towers, or set dot"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,9 @@ class DCNv2Config(VectorsConfig):
     kind: Literal["dcnv2"] = "dcnv2"
     layer_counts: ClassVar[tuple[str, ...]] = ("cross_layers",)
     structure: Literal["stacked", "parallel"] = "parallel"
-    """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
+    """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are
+    joined at the end.
+    """
     cross_layers: int = 3
     """Number of cross layers; n layers give crosses of up to n + 1 features."""
     low_rank: int = 0
@@ -67,7 +76,8 @@ class LRConfig(VectorsConfig):
     """Settings of a logistic regression, whose tables have one weight per value."""
 
     kind: Literal["lr"] = "lr"
-    # High learning rates, because there is no network: with the usual rates, weights hardly leave 0.
+    # High learning rates, because there is no network: with the usual rates, weights hardly leave
+    # 0.
     default_overrides: ClassVar[Mapping[str, Any]] = {
         **SHALLOW,
         "train.dense.learning_rate": 0.02,
@@ -80,7 +90,8 @@ class LRConfig(VectorsConfig):
         super().__post_init__()
         if self.embedding_dim != 1:
             raise ConfigError(
-                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr has one weight per value"
+                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr "
+                "has one weight per value"
             )
 
 
@@ -90,7 +101,11 @@ class FMConfig(VectorsConfig):
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
-    default_overrides: ClassVar[Mapping[str, Any]] = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
+    default_overrides: ClassVar[Mapping[str, Any]] = {
+        **FIRST_ORDER,
+        **SHALLOW,
+        "train.dense.learning_rate": 0.01,
+    }
     initial_rows: float = MULTIPLIED
 
 
@@ -133,30 +148,33 @@ class FinalMLPConfig(VectorsConfig):
     gate_features: tuple[tuple[str, ...], ...] = ()
     """Features of each network's gate, such as ``[[user], [item]]``; empty for no gates."""
     gate_vectors: Literal["shared", "own"] = "shared"
-    """Vectors that gates use: the same vectors as the networks (``shared``), or separate vectors (``own``), as in the
-    published results. Separate vectors add D weights to every row of every table."""
+    """Vectors that gates use: the same vectors as the networks (``shared``), or separate vectors
+    (``own``), as in the published results. Separate vectors add D weights to every row of every
+    table."""
     gate_mlp: tuple[int, ...] = (64,)
     """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
-    """K, number of heads, into which the outputs of both networks are split; must divide both sizes."""
+    """K, number of heads, into which the outputs of both networks are split; must divide both
+    sizes.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("first_mlp", "second_mlp"):
             if getattr(self, name)[-1] % self.fusion_heads:
                 raise ConfigError(
-                    f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of {name}, "
-                    f"{getattr(self, name)[-1]}"
+                    f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of "
+                    f"{name}, {getattr(self, name)[-1]}"
                 )
         if self.gate_vectors == "own" and not self.gate_features:
             raise ConfigError(
-                "model.gate_vectors is own, but model.gate_features is empty: add features, or set gate_vectors to "
-                "shared"
+                "model.gate_vectors is own, but model.gate_features is empty: add features, or set "
+                "gate_vectors to shared"
             )
         if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
             raise ConfigError(
-                f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two lists of "
-                "features, or none"
+                f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two "
+                "lists of features, or none"
             )
 
     @property
@@ -191,16 +209,19 @@ class EnsembleConfig(VectorsConfig):
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8
-    """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
+    """K; training minimizes the log loss of each member, and the score is a weighted mean of their
+    logits.
+    """
     member_kinds: tuple[MemberKind, ...] = ("dropout", "field_dropout", "plain", "narrow")
-    """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
-    pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
-    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout."""
+    """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The
+    second member of a pair starts as a linear model. ``dropout``: up to three times the dropout
+    rate. ``field_dropout``: drops a fifth of each sample's features. ``narrow``: a quarter of the
+    hidden outputs, no dropout."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     trees: int = 0
-    """Most boosted trees of each of six more members, which LightGBM fits while the networks train. A member has fewer
-    where validation stops improving. 0: no such members."""
+    """Most boosted trees of each of six more members, which LightGBM fits while the networks train.
+    A member has fewer where validation stops improving. 0: no such members."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1

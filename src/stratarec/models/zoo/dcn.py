@@ -1,5 +1,5 @@
-"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, before or parallel to a deep
-network.
+"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, before or parallel
+to a deep network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from stratarec.models.zoo.config import DCNv2Config
 
 
 class DCNv2Score(Score):
-    """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), where x is the concatenation of all inputs."""
+    """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), where x is the concatenation
+    of all inputs.
+    """
 
     config: ClassVar = DCNv2Config
     captured = True
@@ -32,8 +34,12 @@ class DCNv2Score(Score):
         self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
 
     def forward(
-        self, dense: Tensor, vectors: Tensor, segments: Segments | None = None, numbers: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+        self,
+        dense: Tensor,
+        vectors: Tensor,
+        segments: Segments | None = None,
+        numbers: Tensor | None = None,
+    ) -> Tensor:
         vectors = vectors if segments is None else segments.expand(vectors)
         parts = [dense, vectors.flatten(1).to(dense.dtype)]
         start = torch.cat(parts if numbers is None else [*parts, numbers.to(dense.dtype)], dim=1)

@@ -1,7 +1,8 @@
-"""Deep interest network (Zhou et al. 2018, arXiv 1706.06978): histories are weighted by the candidate.
+"""Deep interest network (Zhou et al. 2018, arXiv 1706.06978): histories are weighted by the
+candidate.
 
-The attention is `history.TargetAttention`, followed by a deep network on all vectors. Its activations are ReLU; the
-paper also has an adaptive one (Dice).
+The attention is `history.TargetAttention`, followed by a deep network on all vectors. Its
+activations are ReLU; the paper also has an adaptive one (Dice).
 """
 
 from __future__ import annotations

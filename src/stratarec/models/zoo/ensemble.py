@@ -1,14 +1,16 @@
-"""An ensemble in one network: parallel members of several kinds, each with its own vectors, weights and loss.
+"""An ensemble in one network: parallel members of several kinds, each with its own vectors, weights
+and loss.
 
-Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). In TabM (Gorishniy et al. 2024, arXiv
-2410.24210), members share each batch and one matrix product per layer, and beat single networks of any width on small
-data. Numbers are encoded piecewise linearly between quantiles of the training split (Gorishniy et al. 2022, arXiv
-2203.05556, formula 1). So the effect of a number can change its slope where there are many samples, as in trees.
-Members differ in their regularization and in their initial weights. Which member is best depends on the log, so the
-weights of members are chosen on the validation split (`training/steps/members.py`).
+Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). In TabM (Gorishniy et al.
+2024, arXiv 2410.24210), members share each batch and one matrix product per layer, and beat single
+networks of any width on small data. Numbers are encoded piecewise linearly between quantiles of the
+training split (Gorishniy et al. 2022, arXiv 2203.05556, formula 1). So the effect of a number can
+change its slope where there are many samples, as in trees. Members differ in their regularization
+and in their initial weights. Which member is best depends on the log, so the weights of members are
+chosen on the validation split (`training/steps/members.py`).
 
-Shapes: B samples, K networks, M members that are trees, F_dense numbers, F vectors of sparse features and histories,
-D width of a member's vector, Q bins of a number.
+Shapes: B samples, K networks, M members that are trees, F_dense numbers, F vectors of sparse
+features and histories, D width of a member's vector, Q bins of a number.
 """
 
 from __future__ import annotations
@@ -37,15 +39,17 @@ _FIELD_DROPOUT = 0.2
 _NARROWER = 4
 
 
-# Members that start as first-order models. They are better if there is little to learn; the other members are better if
-# effects are sharp.
+# Members that start as first-order models. They are better if there is little to learn; the other
+# members are better if effects are sharp.
 FIRST_ORDER = slice(1, None, 2)
 
 
 class PiecewiseLinear(nn.Module):
-    """Encoding of a number x: for each bin, the share of the bin that is below x (ones, a fraction, then zeros).
+    """Encoding of a number x: for each bin, the share of the bin that is below x (ones, a fraction,
+    then zeros).
 
-    `edges` are ``[F_dense, Q + 1]`` ascending quantiles, some of them equal for numbers with few values.
+    `edges` are ``[F_dense, Q + 1]`` ascending quantiles, some of them equal for numbers with few
+    values.
     """
 
     edges: Tensor
@@ -71,14 +75,19 @@ class PiecewiseLinear(nn.Module):
 class MemberLinear(nn.Module):
     """A linear layer for each member.
 
-    Initial weights are normal with variance 2 / inputs (He et al. 2015). In the last layer the variance is 1 / inputs,
-    and the weights of first-order members are 0. Initial biases are 0. Narrow members do not use all hidden outputs:
-    the weights of unused outputs are 0, and have no gradient behind the ReLU, so they stay 0.
+    Initial weights are normal with variance 2 / inputs (He et al. 2015). In the last layer the
+    variance is 1 / inputs, and the weights of first-order members are 0. Initial biases are 0.
+    Narrow members do not use all hidden outputs: the weights of unused outputs are 0, and have no
+    gradient behind the ReLU, so they stay 0.
     """
 
-    def __init__(self, kinds: Sequence[MemberKind], inputs: int, outputs: int, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, kinds: Sequence[MemberKind], inputs: int, outputs: int, *, first: bool, last: bool
+    ) -> None:
         super().__init__()
-        self.kinds, self.first, self.last = kinds, first, last
+        self.kinds = kinds
+        self.first = first
+        self.last = last
         self.weight = nn.Parameter(torch.empty(len(kinds), inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(len(kinds), 1, outputs))
 
@@ -98,10 +107,11 @@ class MemberLinear(nn.Module):
 
 
 class NumberVectors(nn.Module):
-    """For each number and member: a vector, which is a rectified linear map of the number's bins, and a first-order
-    weight.
+    """For each number and member: a vector, which is a rectified linear map of the number's bins,
+    and a first-order weight.
 
-    First-order members start with equal weights for all bins of a number, so its effect is at first a straight line.
+    First-order members start with equal weights for all bins of a number, so its effect is at first
+    a straight line.
     """
 
     def __init__(self, dense: int, config: EnsembleConfig) -> None:
@@ -120,7 +130,9 @@ class NumberVectors(nn.Module):
         lines.copy_(torch.empty_like(lines[:, :1]).normal_(0, 1.5 / bins, generator=generator))
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors ``[K, B, F_dense, D]`` and first-order terms ``[B, K]`` from numbers ``[B, F_dense]``."""
+        """Return vectors ``[K, B, F_dense, D]`` and first-order terms ``[B, K]`` from numbers ``[B,
+        F_dense]``.
+        """
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
         first = dense.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS) @ self.first
@@ -146,19 +158,25 @@ class MemberMean(Terms):
         return "" if is_mean else "weights of members that are negative or do not sum to 1"
 
     def forward(self, columns: Tensor) -> Tensor:
-        """Return ``[B, 1]`` from the logits ``[B, K + M]`` of networks, with their biases, and trees."""
+        """Return ``[B, 1]`` from the logits ``[B, K + M]`` of networks, with their biases, and
+        trees.
+        """
         return (columns * self.weights).sum(1, keepdim=True)
 
 
 class EnsembleScore(Score):
-    """logit_k = b_k + sum of member k's first-order terms + mlp_k(member k's vectors, concatenated)."""
+    """logit_k = b_k + sum of member k's first-order terms + mlp_k(member k's vectors,
+    concatenated).
+    """
 
     config: ClassVar = EnsembleConfig
     out: MemberMean
 
     def __init__(self, config: EnsembleConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.members, self.bins, self.width = config.members, config.bins, config.embedding_dim
+        self.members = config.members
+        self.bins = config.bins
+        self.width = config.embedding_dim
         self.numbers = NumberVectors(dense, config) if dense else None
         sizes = ((dense + features) * config.embedding_dim, *config.member_mlp, 1)
         last = len(config.member_mlp)
@@ -187,7 +205,8 @@ class EnsembleScore(Score):
         self.numbers.encode.edges.copy_(quantiles)
 
     def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
-        """Return logits ``[B]``; in training ``[B, K]`` of all networks, and if `separate` is set also those of trees.
+        """Return logits ``[B]``; in training ``[B, K]`` of all networks, and if `separate` is set
+        also those of trees.
 
         Outside training, `dense` ends with the logits of trees.
         """
@@ -238,15 +257,26 @@ class EnsembleScore(Score):
             for dropout, layer in zip(dropouts, layers, strict=False)
         ]
         edges = none.view(0, 1) if numbers is None else numbers.encode.edges
-        of_numbers = (none, none, none) if numbers is None else (numbers.weight, numbers.bias, numbers.first)
+        of_numbers = (
+            (none, none, none) if numbers is None else (numbers.weight, numbers.bias, numbers.first)
+        )
         weights = (weight for layer in layers for weight in (layer.weight, layer.bias))
         logits = member_logits(
-            self._layout, Mask(fields, *self.field_dropout.limits), masks, edges, dense, vectors, *of_numbers, *weights
+            self._layout,
+            Mask(fields, *self.field_dropout.limits),
+            masks,
+            edges,
+            dense,
+            vectors,
+            *of_numbers,
+            *weights,
         )
         return logits + self.out.bias
 
     def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""
+        """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members
+        share.
+        """
         if name == "numbers.first":
             return tensor.t()
         if name in ("numbers.weight", "numbers.bias"):
@@ -261,7 +291,9 @@ def _dropout(kind: MemberKind, rate: float) -> float:
 
 
 def _alike(kinds: Sequence[MemberKind]) -> list[tuple[MemberKind, int, int]]:
-    """Return a kind, first and last member of each group of adjacent members that use equally many hidden outputs."""
+    """Return a kind, first and last member of each group of adjacent members that use equally many
+    hidden outputs.
+    """
     groups, first = [], 0
     for _, members in groupby(kinds, lambda kind: kind == "narrow"):
         kind, *others = members

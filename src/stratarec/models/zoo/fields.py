@@ -1,7 +1,8 @@
-"""Common parts of models in which every feature is a vector (a field), and the logit is a sum of terms.
+"""Common parts of models in which every feature is a vector (a field), and the logit is a sum of
+terms.
 
-Shapes: B samples, R segments, F_dense numbers, F vectors of sparse features and histories, W width of a vector, which
-is D, or D + 1 in models with first-order weights.
+Shapes: B samples, R segments, F_dense numbers, F vectors of sparse features and histories, W width
+of a vector, which is D, or D + 1 in models with first-order weights.
 """
 
 from __future__ import annotations
@@ -55,15 +56,21 @@ class Parts:
         return self._joined(self.unshared.square().sum(1), shared)
 
     def _joined(self, unshared: Tensor, shared: Tensor | None) -> Tensor:
-        return unshared if shared is None or self.segments is None else unshared + self.segments.repeat(shared)
+        return (
+            unshared if shared is None or self.segments is None else unshared + self.segments.repeat(shared)
+        )
 
     def apply(self, mlp: MLP) -> Tensor:
         """Apply `mlp` to all fields, concatenated; return ``[B, outputs]``."""
         if self.shared is None or self.segments is None:
             return mlp(self.unshared.flatten(1))  # type: ignore[no-any-return]
-        flags = torch.tensor([*[False] * self.numbers, *self.segments.shared]).repeat_interleave(self.unshared.shape[2])
+        flags = torch.tensor([*[False] * self.numbers, *self.segments.shared]).repeat_interleave(
+            self.unshared.shape[2]
+        )
         places = (~flags).nonzero().squeeze(1), flags.nonzero().squeeze(1)
-        return mlp.of_segments(self.unshared.flatten(1), self.shared.flatten(1), places, self.segments.starts)
+        return mlp.of_segments(
+            self.unshared.flatten(1), self.shared.flatten(1), places, self.segments.starts
+        )
 
 
 class NumberVectors(nn.Module):
@@ -72,7 +79,8 @@ class NumberVectors(nn.Module):
     def __init__(self, dense: int, width: int, first_order: bool, deviation: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, dense))
-        self._vectors, self._deviation = width - first_order, deviation or math.sqrt(2 / (dense + width))
+        self._vectors = width - first_order
+        self._deviation = deviation or math.sqrt(2 / (dense + width))
 
     def draw(self, generator: torch.Generator) -> None:
         """Set initial weights."""
@@ -81,18 +89,19 @@ class NumberVectors(nn.Module):
 
 
 class Fields(nn.Module):
-    """Vectors of all features. The vector of a number x_i is x_i v_i with a learned v_i, as in FM (Rendle 2010).
+    """Vectors of all features. The vector of a number x_i is x_i v_i with a learned v_i, as in FM
+    (Rendle 2010).
 
     Parameters
     ----------
     dense, features, width : int
         F_dense, F and W.
     first_order : bool
-        Whether the last of the W columns is a first-order weight. First-order weights of numbers start at 0, because a
-        few steps would not unlearn random ones.
+        Whether the last of the W columns is a first-order weight. First-order weights of numbers
+        start at 0, because a few steps would not unlearn random ones.
     deviation : float
-        Standard deviation of the initial v_i. 0 means the deviation of a linear layer (Glorot and Bengio 2010), which
-        is too large if vectors are multiplied with each other.
+        Standard deviation of the initial v_i. 0 means the deviation of a linear layer (Glorot and
+        Bengio 2010), which is too large if vectors are multiplied with each other.
     """
 
     def __init__(
@@ -119,14 +128,16 @@ class Fields(nn.Module):
 
 
 class Terms(nn.Module):
-    """Last layer of models whose logit is a sum: b + w · (first columns) + the sum of the other columns.
+    """Last layer of models whose logit is a sum: b + w · (first columns) + the sum of the other
+    columns.
 
     With several labels, heads that use all columns replace it.
     """
 
     def __init__(self, inputs: int, terms: int) -> None:
         super().__init__()
-        self.in_features, self.inputs = inputs + terms, inputs
+        self.in_features = inputs + terms
+        self.inputs = inputs
         self.linear = nn.Linear(inputs, 1, bias=False) if inputs else None
         self.bias = nn.Parameter(torch.zeros(1))
 

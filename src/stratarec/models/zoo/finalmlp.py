@@ -1,4 +1,5 @@
-"""FinalMLP (Mao et al. 2023, arXiv 2304.00902): two networks on gated vectors, joined by a bilinear form.
+"""FinalMLP (Mao et al. 2023, arXiv 2304.00902): two networks on gated vectors, joined by a bilinear
+form.
 
 Shapes: B samples, F fields, D width, X and Y outputs of the two networks, K heads.
 """
@@ -19,8 +20,8 @@ from stratarec.models.zoo.fields import Fields, Terms
 
 
 class GatedStream(nn.Module):
-    """deep(g * V) for vectors V, with g = 2 sigmoid(gate(the gate's vectors)); without a gate, deep(V) (section
-    3.2).
+    """deep(g * V) for vectors V, with g = 2 sigmoid(gate(the gate's vectors)); without a gate,
+    deep(V) (section 3.2).
     """
 
     def __init__(self, config: FinalMLPConfig, fields: int, sizes: tuple[int, ...], gated_by: int) -> None:
@@ -34,7 +35,9 @@ class GatedStream(nn.Module):
         self.outputs = self.deep.outputs
 
     def forward(self, fields: Tensor, context: Tensor | None) -> Tensor:
-        """Return ``[B, .]`` from all vectors ``[B, F D]`` and the gate's vectors, both concatenated."""
+        """Return ``[B, .]`` from all vectors ``[B, F D]`` and the gate's vectors, both
+        concatenated.
+        """
         if self.gate is not None:
             fields = fields * (2 * torch.sigmoid(self.gate(context).to(fields.dtype)))
         hidden: Tensor = self.deep(fields)
@@ -42,7 +45,9 @@ class GatedStream(nn.Module):
 
 
 class FinalMLPScore(Score):
-    """logit = b + w_x · x + w_y · y + sum over heads k of x_k^T W_k y_k, for the networks' outputs x and y."""
+    """logit = b + w_x · x + w_y · y + sum over heads k of x_k^T W_k y_k, for the networks' outputs
+    x and y.
+    """
 
     config: ClassVar = FinalMLPConfig
 
@@ -50,15 +55,18 @@ class FinalMLPScore(Score):
         super().__init__()
         self.fields = Fields(dense, features, config.vector_width)
         self.width = config.embedding_dim
-        self.gate_features, self.heads = config.gate_features, config.fusion_heads
-        self._dense, self._places = dense, [[0] * len(names) for names in config.gate_features]
+        self.gate_features = config.gate_features
+        self.heads = config.fusion_heads
+        self._dense = dense
+        self._places = [[0] * len(names) for names in config.gate_features]
         gated_by = [len(names) for names in config.gate_features] or [0, 0]
         self.streams = nn.ModuleList(
             GatedStream(config, self.fields.count, sizes, inputs)
             for sizes, inputs in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
         )
         first, second = config.first_mlp[-1], config.second_mlp[-1]
-        # A linear layer over all products x_ki y_kj, so that initial weights are scaled for this number of inputs.
+        # A linear layer over all products x_ki y_kj, so that initial weights are scaled for this
+        # number of inputs.
         self.forms = nn.Linear(first * second // self.heads, 1, bias=False)
         self.out = Terms(first + second, 1)
 
@@ -79,7 +87,9 @@ class FinalMLPScore(Score):
         return self.logits(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of the heads' bilinear forms of `x` ``[B, X]`` and `y` ``[B, Y]``, as ``[B, 1]``."""
+        """Return the sum of the heads' bilinear forms of `x` ``[B, X]`` and `y` ``[B, Y]``, as
+        ``[B, 1]``.
+        """
         x_heads, y_heads = (part.view(part.shape[0], self.heads, -1) for part in (x, y))
         forms = self.forms.weight.view(self.heads, x_heads.shape[2], y_heads.shape[2])
         return (torch.einsum("bki,kij->bkj", x_heads, forms) * y_heads).sum((1, 2)).unsqueeze(1)

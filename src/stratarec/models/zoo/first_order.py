@@ -2,8 +2,8 @@
 
 - Logistic regression (Richardson et al. 2007) has nothing else.
 - A factorization machine (Rendle 2010) adds products of all pairs, in time linear in the features.
-- Wide & Deep (Cheng et al. 2016, arXiv 1606.07792) adds a deep network. Its wide part is linear in the features of the
-  data; crossed features must be columns of the data.
+- Wide & Deep (Cheng et al. 2016, arXiv 1606.07792) adds a deep network. Its wide part is linear in
+  the features of the data; crossed features must be columns of the data.
 - DeepFM (Guo et al. 2017, arXiv 1703.04247) adds products and a deep network on the same vectors.
 
 Shapes: B samples, D width of a vector.
@@ -39,14 +39,17 @@ class LRScore(Score):
 class FMScore(Score):
     """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j.
 
-    The sum over pairs is half of (square of the sum - sum of squares), so shared vectors are summed once per segment.
+    The sum over pairs is half of (square of the sum - sum of squares), so shared vectors are summed
+    once per segment.
     """
 
     config: ClassVar = FMConfig
 
     def __init__(self, config: FMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
+        self.fields = Fields(
+            dense, features, config.vector_width, first_order=True, deviation=config.initial_rows
+        )
         self.out = Terms(0, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
@@ -56,7 +59,8 @@ class FMScore(Score):
 def fm_terms(fields: Parts) -> Tensor:
     """Return the terms of a factorization machine, ``[B, D + 1]``.
 
-    Column d < D is the sum of x_i[d] x_j[d] over all pairs of fields. The last column is the sum of first-order terms.
+    Column d < D is the sum of x_i[d] x_j[d] over all pairs of fields. The last column is the sum of
+    first-order terms.
     """
     total = fields.sum()
     pairs = 0.5 * (total[:, :-1].square() - fields.columns(0, -1).square_sum())
@@ -81,14 +85,18 @@ class WideDeepScore(Score):
 
 
 class DeepFMScore(Score):
-    """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j + w · deep([x_1 v_1, ..., x_n v_n])."""
+    """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j + w · deep([x_1 v_1, ...,
+    x_n v_n]).
+    """
 
     config: ClassVar = DeepFMConfig
     captured = True
 
     def __init__(self, config: DeepFMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
+        self.fields = Fields(
+            dense, features, config.vector_width, first_order=True, deviation=config.initial_rows
+        )
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
 

@@ -1,15 +1,17 @@
 """Members of an ensemble that are boosted trees.
 
-Trees select sharp effects of numbers, and interactions, that networks learn slowly (Grinsztajn et al. 2022, arXiv
-2207.08815). They are fitted once, while networks train (`training/steps/trees.py`), and are not trained further. Their
-logits are columns behind the numbers of a network's dense input, so everything that computes the network can add them.
+Trees select sharp effects of numbers, and interactions, that networks learn slowly (Grinsztajn et
+al. 2022, arXiv 2207.08815). They are fitted once, while networks train (`training/steps/trees.py`),
+and are not trained further. Their logits are columns behind the numbers of a network's dense input,
+so everything that computes the network can add them.
 
-A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1 (0 if there is none;
-ids are ordered by frequency), or the click rate of the code. For a list, both are its length. For some pairs of columns
-it also compares the click rate of a pair of codes (`kernels/trees/pair_rates.py`).
+A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1
+(0 if there is none; ids are ordered by frequency), or the click rate of the code. For a list, both
+are its length. For some pairs of columns it also compares the click rate of a pair of codes
+(`kernels/trees/pair_rates.py`).
 
-Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes with a click rate,
-P pairs of columns, E pairs of codes.
+Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes
+with a click rate, P pairs of columns, E pairs of codes.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, 
 MEMBERS = 6
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
 RATED = 8192
-"""Maximum number of codes of a feature that have a click rate; all larger codes have the rate of code 0. Only features
-with fewer values are compared with sets; the codes of others are compared by their order."""
+"""Maximum number of codes of a feature that have a click rate; all larger codes have the rate of
+code 0. Only features with fewer values are compared with sets; the codes of others are compared by
+their order."""
 LEAVES = 31
 """Maximum number of leaves of a tree."""
 PAIR_ARRAYS = ("pairs", "pair_rates", "edges")
@@ -64,15 +67,21 @@ class TreeSizes:
 
     @pydantic.model_serializer(mode="wrap")
     def _write(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, int]:
-        """Leave out pairs where there are none, because hashes of manifests without them must stay the same."""
+        """Leave out pairs where there are none, because hashes of manifests without them must stay
+        the same.
+        """
         lengths: dict[str, int] = handler(self)
         return {name: length for name, length in lengths.items() if length or name not in PAIR_ARRAYS}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> TreeSizes:
-        """Return the lengths of tensors, by name; 0 or 1 for tensors that are missing or have another dimension."""
+        """Return the lengths of tensors, by name; 0 or 1 for tensors that are missing or have
+        another dimension.
+        """
         shapes = {
-            name: tensors[name].shape if name in tensors and tensors[name].dim() == len(shape) else (0,) * len(shape)
+            name: tensors[name].shape
+            if name in tensors and tensors[name].dim() == len(shape)
+            else (0,) * len(shape)
             for name, shape in cls().shapes(0).items()
         }
         lengths = {name: shapes[name][0] for name in ("trees", "nodes", "sets", *PAIR_ARRAYS)}
@@ -93,7 +102,8 @@ class TreeSizes:
 
 
 class TreeMembers(nn.Module):
-    """Boosted trees, stored as tensors without padding (`kernels/trees/sums.py`). There are none until they are fitted.
+    """Boosted trees, stored as tensors without padding (`kernels/trees/sums.py`). There are none
+    until they are fitted.
 
     Parameters
     ----------
@@ -121,8 +131,11 @@ class TreeMembers(nn.Module):
             self.register_buffer(name, torch.zeros(shape))
 
     def set_features(self, features: tuple[tuple[str, bool], ...], dense: int = 0) -> None:
-        """Set the names of sparse features in order and whether each is a list, and the number of dense features."""
-        self.features, self.dense = features, dense
+        """Set the names of sparse features in order and whether each is a list, and the number of
+        dense features.
+        """
+        self.features = features
+        self.dense = dense
         self.resize(self.sizes)
 
     @property
@@ -143,12 +156,14 @@ class TreeMembers(nn.Module):
 
     @property
     def width(self) -> int:
-        """Number of values of a sample that trees compare: codes, dense features and click rates."""
+        """Number of values of a sample that trees compare: codes, dense features and click
+        rates.
+        """
         return 2 * len(self.features) + self.dense + len(self.pairs)
 
     def columns(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-        """Return the numbers that trees compare: codes, dense features, click rates of codes and click rates of pairs,
-        ``[B, S + F + S + P]``.
+        """Return the numbers that trees compare: codes, dense features, click rates of codes and
+        click rates of pairs, ``[B, S + F + S + P]``.
         """
         return compute_trees(self._samples(dense, sparse), self.fitted())[0]
 
@@ -162,7 +177,9 @@ class TreeMembers(nn.Module):
         return Samples(numbers, ids, sparse.bag_offsets().cpu().numpy(), self.keys(sparse.keys))
 
     def of_pairs(self) -> PairRates:
-        """Return the click rates of pairs; arrays share the memory of the tensors, if these are on the CPU."""
+        """Return the click rates of pairs; arrays share the memory of the tensors, if these are on
+        the CPU.
+        """
         return PairRates(*(getattr(self, name).cpu().numpy() for name in PAIR_ARRAYS))
 
     def remove_pairs(self, place: int, codes: NDArray[np.int64]) -> None:
@@ -193,8 +210,14 @@ class TreeMembers(nn.Module):
         if self._pack() is None:
             return "nodes that do not exist, have several parents or are not whole numbers"
         if not self.of_pairs().is_valid(len(self.features) + self.dense, len(self.features)):
-            return "click rates of pairs that are not sorted, not from 0 to 1 or of columns that do not exist"
-        return "" if bool(((self.rates >= 0) & (self.rates <= 1)).all()) else "click rates that are not from 0 to 1"
+            return (
+                "click rates of pairs that are not sorted, not from 0 to 1 or of columns that do not exist"
+            )
+        return (
+            ""
+            if bool(((self.rates >= 0) & (self.rates <= 1)).all())
+            else "click rates that are not from 0 to 1"
+        )
 
     def _pack(self) -> PackedTrees | None:
         """Return the trees in the form of the kernel; None if they are invalid."""

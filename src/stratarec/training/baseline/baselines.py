@@ -1,9 +1,10 @@
 """Metrics of simpler methods on the splits of a data set, and their comparison with a model.
 
-Metrics are stored in ``baseline.json`` in the directory of the data set, and the scores of all samples next to it. Both
-files are deleted when the data set is prepared again. A model and a method are compared sample by sample, on the loss
-and on the sample's rank among samples of the other class (`Samples.placements`). These values are correlated between
-the two, so the errors of their differences are much smaller than the errors of the metrics.
+Metrics are stored in ``baseline.json`` in the directory of the data set, and the scores of all
+samples next to it. Both files are deleted when the data set is prepared again. A model and a method
+are compared sample by sample, on the loss and on the sample's rank among samples of the other class
+(`Samples.placements`). These values are correlated between the two, so the errors of their
+differences are much smaller than the errors of the metrics.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class MethodFigures(Model):
 
 
 class Method(Model):
-    """Metrics of one method on the validation and test splits, and the seconds that fitting it took."""
+    """Metrics of one method on the validation and test splits, and the seconds that fitting it
+    took.
+    """
 
     name: str
     seconds: Annotated[float, pydantic.Field(ge=0)]
@@ -71,13 +74,16 @@ def write_baselines(
     Parameters
     ----------
     scores : array
-        ``[methods, N]`` logits of the validation samples and then of the test samples, in the order in which the data
-        set stores them.
+        ``[methods, N]`` logits of the validation samples and then of the test samples, in the order
+        in which the data set stores them.
     """
     path = Path(dataset.path)
     write_atomic(path / BASELINE_SCORES, lambda file: np.save(file, scores, allow_pickle=False))
     content = Baselines(
-        dataset=dataset.fingerprint, fitted=fitted, methods=methods, scores=file_hash(path / BASELINE_SCORES)
+        dataset=dataset.fingerprint,
+        fitted=fitted,
+        methods=methods,
+        scores=file_hash(path / BASELINE_SCORES),
     )
     write_sealed(path / BASELINE, content.to_dict())
     return content
@@ -101,7 +107,9 @@ def read_baselines(dataset: Dataset) -> Baselines | None:
 
 
 def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.float32]]:
-    """Return the logits of all methods for each split, ``[methods, N]``; `DatasetError` if their file is damaged."""
+    """Return the logits of all methods for each split, ``[methods, N]``; `DatasetError` if their
+    file is damaged.
+    """
     valid, shape = (
         dataset.samples("valid"),
         (len(baselines.methods), dataset.samples("valid") + dataset.samples("test")),
@@ -112,18 +120,23 @@ def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.
             raise ValueError(f"{path} was changed after it was written: its hash does not match")
         scores = np.load(path, allow_pickle=False)
         if scores.shape != shape or scores.dtype != np.float32:
-            raise ValueError(f"{path} has {scores.dtype} of shape {scores.shape}, expected float32 of shape {shape}")
+            raise ValueError(
+                f"{path} has {scores.dtype} of shape {scores.shape}, expected float32 of shape {shape}"
+            )
     except (OSError, ValueError, EOFError) as error:
         raise DatasetError(f"{error}; {_ADVICE}") from error
     return {"valid": scores[:, :valid], "test": scores[:, valid:]}
 
 
-def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples | None, model: ModelConfig) -> list[str]:
-    """Return sentences that compare a model's scores on a split with each method, and that say what to try.
+def compare_with_baselines(
+    dataset: Dataset, split: str, scored: ScoredSamples | None, model: ModelConfig
+) -> list[str]:
+    """Return sentences that compare a model's scores on a split with each method, and that say what
+    to try.
 
-    The advice is for a model of the configuration `model`. Whether more epochs help, the verdict on a run says.
-    The list is empty if the methods have no metrics for the split. If a file is damaged, the list contains the error
-    message, and no error is raised.
+    The advice is for a model of the configuration `model`. Whether more epochs help, the verdict on
+    a run says. The list is empty if the methods have no metrics for the split. If a file is
+    damaged, the list contains the error message, and no error is raised.
     """
     if dataset.schema.labels or split == "train":
         return []
@@ -146,7 +159,9 @@ def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples |
         better += [method.name] if -1 in signs and 1 not in signs else []
     if baselines.fitted < dataset.samples("train"):
         total = dataset.samples("train")
-        sentences.append(f"they were fitted to a random sample of {baselines.fitted:,} of {total:,} training samples")
+        sentences.append(
+            f"they were fitted to a random sample of {baselines.fitted:,} of {total:,} training samples"
+        )
     if better:
         advice = (*_advice(better[-1], model), "stratarec tune, which uses validation only")
         sentences.append(f"better than this model: {' and '.join(better)}. Try {'; or '.join(advice)}")
@@ -156,7 +171,8 @@ def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples |
 def _advice(better: str, model: ModelConfig) -> list[str]:
     """Return what to change in a model, if the method `better` is better than it.
 
-    An ensemble has the networks of other kinds as members, so it is never replaced by a single network.
+    An ensemble has the networks of other kinds as members, so it is never replaced by a single
+    network.
     """
     is_ensemble = isinstance(model, EnsembleConfig)
     if better == "LightGBM" and isinstance(model, EnsembleConfig):
@@ -187,7 +203,9 @@ class _Difference(NamedTuple):
 
 
 def _differences(scored: ScoredSamples, logit: NDArray[np.float32]) -> list[_Difference]:
-    """Return the differences of AUC and log loss between a model and a method; no AUC if there is only one class."""
+    """Return the differences of AUC and log loss between a model and a method; no AUC if there is
+    only one class.
+    """
     weight, user = scored.weight if len(scored.weight) else None, scored.user if len(scored.user) else None
     mine, other = (Samples(scored.label, score, user, weight) for score in (scored.logit, logit))
     gain, error = mean_and_error(mine.losses - other.losses, mine.scale, mine.user)
@@ -196,7 +214,9 @@ def _differences(scored: ScoredSamples, logit: NDArray[np.float32]) -> list[_Dif
         ("log loss", gain, error, -1, _MIN_GAIN * other.log_loss),
     ]
     return [
-        _Difference(name, value, Z95 * error, sign * int(np.sign(value)) * (abs(value) > max(Z95 * error, least)))
+        _Difference(
+            name, value, Z95 * error, sign * int(np.sign(value)) * (abs(value) > max(Z95 * error, least))
+        )
         for name, value, error, sign, least in figures
         if not np.isnan(value)
     ]

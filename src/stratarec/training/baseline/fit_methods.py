@@ -1,14 +1,15 @@
-"""Fit logistic regression and boosted trees to the training split, and test them on the other splits.
+"""Fit logistic regression and boosted trees to the training split, and test them on the other
+splits.
 
-*Logistic regression.* Ids are one-hot columns; the ids of a list are weighted by one over their number. Dense features
-are unchanged. The L2 penalty is first strong and then weakened as long as the validation loss improves. Each fit starts
-from the previous one.
+*Logistic regression.* Ids are one-hot columns; the ids of a list are weighted by one over their
+number. Dense features are unchanged. The L2 penalty is first strong and then weakened as long as
+the validation loss improves. Each fit starts from the previous one.
 
-*Trees* (LightGBM). Ids of small vocabularies are categorical features. Ids of large ones are, too, or each is replaced
-by two numbers, whichever has the lower validation loss: the positive rate of the training samples with this id,
-smoothed towards the mean, and their count. For a training sample, only the four other folds are counted, so that its
-own label is not included. A list is replaced by its mean rate and its length. Validation determines the number of
-trees.
+*Trees* (LightGBM). Ids of small vocabularies are categorical features. Ids of large ones are, too,
+or each is replaced by two numbers, whichever has the lower validation loss: the positive rate of
+the training samples with this id, smoothed towards the mean, and their count. For a training
+sample, only the four other folds are counted, so that its own label is not included. A list is
+replaced by its mean rate and its length. Validation determines the number of trees.
 """
 
 from __future__ import annotations
@@ -33,24 +34,32 @@ from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
 from stratarec.training.steps.pair_rates import sums_of_other_parts
 
-# Maximum number of ids and numbers of samples in memory; with the copies that methods make, about 2 GiB.
+# Maximum number of ids and numbers of samples in memory; with the copies that methods make, about 2
+# GiB.
 _MOST_VALUES = 40_000_000
 
 
 def fit_methods(
-    dataset: Dataset, progress: Progress, *, seed: int = 0, threads: int = 0, most_values: int = _MOST_VALUES
+    dataset: Dataset,
+    progress: Progress,
+    *,
+    seed: int = 0,
+    threads: int = 0,
+    most_values: int = _MOST_VALUES,
 ) -> Baselines:
     """Fit and test every method, and write metrics and scores into the data set.
 
     Parameters
     ----------
     most_values : int
-        Maximum number of ids and numbers of training samples in memory. For validation it is a quarter of that.
+        Maximum number of ids and numbers of training samples in memory. For validation it is a
+        quarter of that.
 
     Raises
     ------
     ConfigError
-        If the extra ``baseline`` is not installed, or the data set has several labels or no features.
+        If the extra ``baseline`` is not installed, or the data set has several labels or no
+        features.
     DatasetError
         If the samples of a split all have the same class. Only the test split may be empty.
     """
@@ -63,13 +72,18 @@ def fit_methods(
         for split, part in (("train", train), ("valid", valid)):
             if not 0 < part.label.sum() < len(part.label):
                 raise DatasetError(
-                    f"{dataset.path}: {len(part.label)} samples drawn from its {split} split have a single class"
+                    f"{dataset.path}: {len(part.label)} samples drawn from its {split} "
+                    "split have a single class"
                 )
         tables = dataset.table_rows()
-        settings = Settings({item.name: tables[item.vocabulary] for item in dataset.schema.sparse}, seed, threads)
+        settings = Settings(
+            {item.name: tables[item.vocabulary] for item in dataset.schema.sparse}, seed, threads
+        )
         fitted: dict[str, tuple[Predict, float]] = {}
         for name, fit in METHODS.items():
-            progress.say(f"fitting {name} to {len(train.label):,} of {dataset.samples('train'):,} training samples")
+            progress.say(
+                f"fitting {name} to {len(train.label):,} of {dataset.samples('train'):,} training samples"
+            )
             began = time.perf_counter()
             fitted[name] = fit(train, valid, settings), time.perf_counter() - began
         splits = [split for split in ("valid", "test") if dataset.samples(split)]
@@ -100,11 +114,13 @@ def check_installed() -> None:
 def _check(dataset: Dataset) -> None:
     if dataset.schema.labels:
         raise ConfigError(
-            f"{dataset.path} has several labels, and baseline supports one: name it as data.source.schema.label, and "
-            "prepare it at another data.path"
+            f"{dataset.path} has several labels, and baseline supports one: name it as "
+            "data.source.schema.label, and prepare it at another data.path"
         )
     if not dataset.schema.names:
-        raise ConfigError(f"{dataset.path} has no features: name some in data.source.schema and prepare it again")
+        raise ConfigError(
+            f"{dataset.path} has no features: name some in data.source.schema and prepare it again"
+        )
     for split in ("train", "valid", "test"):
         count = dataset.label_counts(split)[dataset.schema.label_column]
         if split == "test" and not count.known:
@@ -112,15 +128,17 @@ def _check(dataset: Dataset) -> None:
         if not 0 < count.positives < count.known:
             content = f"{count.known:,} samples of a single class" if count.known else "no samples"
             raise DatasetError(
-                f"{dataset.path} has {content} in its {split} split, and baseline needs both classes: set data.split "
-                "and prepare it again"
+                f"{dataset.path} has {content} in its {split} split, and baseline needs both classes: set "
+                "data.split and prepare it again"
             )
 
 
 def _tested(
     dataset: Dataset, split: str, fitted: dict[str, tuple[Predict, float]], progress: Progress
 ) -> tuple[dict[str, MethodFigures], NDArray[np.float32]]:
-    """Return each method's metrics on a split, by name, and the logits of all methods, ``[methods, N]``."""
+    """Return each method's metrics on a split, by name, and the logits of all methods, ``[methods,
+    N]``.
+    """
     labels: list[NDArray[np.float32]] = []
     weights: list[NDArray[np.float32]] = []
     logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in fitted}
@@ -148,9 +166,12 @@ Doubles = NDArray[np.float64]
 Predict = Callable[["Arrays"], Doubles]
 """Function from samples to their logits, ``[N]``."""
 
-# Strongest penalty (smallest C), ratio between the C of two successive penalties, number of penalties, and maximum
-# number of iterations of a fit.
-_STRONGEST, _WEAKER, _PENALTIES, _ITERATIONS = 0.003, 4.0, 7, 150
+# Strongest penalty (smallest C), ratio between the C of two successive penalties, number of
+# penalties, and maximum number of iterations of a fit.
+_STRONGEST = 0.003
+_WEAKER = 4.0
+_PENALTIES = 7
+_ITERATIONS = 150
 # Maximum number of one-hot columns; the solver stores twenty numbers for each.
 _MOST_COLUMNS = 1 << 21
 _TREES, _PATIENCE = 2000, 50
@@ -158,11 +179,11 @@ _SETTINGS = {
     "objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "verbosity": -1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-# With fewer ids and numbers than this, LightGBM uses one thread: on two busy cores, two threads took 15 s instead of
-# 0.5 s.
+# With fewer ids and numbers than this, LightGBM uses one thread: on two busy cores, two threads
+# took 15 s instead of 0.5 s.
 _SEVERAL_THREADS = 4_000_000
-# Number of rows of the largest vocabulary that is used as a categorical feature, weight of the mean rate in samples,
-# and number of folds.
+# Number of rows of the largest vocabulary that is used as a categorical feature, weight of the mean
+# rate in samples, and number of folds.
 _CATEGORIES, _PRIOR, _FOLDS = 255, 10.0, 5
 
 
@@ -193,7 +214,9 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(design, train.label, sample_weight=train.weight)
-        loss = Samples(valid.label, model.decision_function(seen).astype(np.float32), weight=valid.weight).log_loss
+        loss = Samples(
+            valid.label, model.decision_function(seen).astype(np.float32), weight=valid.weight
+        ).log_loss
         if loss >= least:
             break
         least, best = loss, (model.coef_[0].copy(), float(model.intercept_[0]))
@@ -205,30 +228,41 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
 def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     """Fit LightGBM's boosted trees, and return a function that predicts with them.
 
-    If there are large vocabularies, trees are fitted twice: with their ids as categories, and with rates in place of
-    the ids. Validation decides.
+    If there are large vocabularies, trees are fitted twice: with their ids as categories, and with
+    rates in place of the ids. Validation decides.
     """
     single = [key for key, bag in train.bags.items() if not bag.is_list]
     small = [key for key in single if settings.rows[key] <= _CATEGORIES]
     choices = [small] if small == single else [small, single]
-    return min((_fit_trees(train, valid, settings, native) for native in choices), key=lambda fitted: fitted[0])[1]
+    return min(
+        (_fit_trees(train, valid, settings, native) for native in choices), key=lambda fitted: fitted[0]
+    )[1]
 
 
-def _fit_trees(train: Arrays, valid: Arrays, settings: Settings, native: list[str]) -> tuple[float, Predict]:
-    """Return the validation loss of trees, and their predictions. Ids of the features `native` are categories."""
+def _fit_trees(
+    train: Arrays, valid: Arrays, settings: Settings, native: list[str]
+) -> tuple[float, Predict]:
+    """Return the validation loss of trees, and their predictions. Ids of the features `native` are
+    categories.
+    """
     import lightgbm
 
     fold = np.random.default_rng(settings.seed).integers(0, _FOLDS, len(train.label))
     shares = {key: _Shares(bag, train) for key, bag in train.bags.items() if key not in native}
 
     def table(samples: Arrays, fold: NDArray[np.int64] | None = None) -> Any:
-        columns = [*samples.dense.T, *(samples.bags[key].filled(samples.bags[key].ids, -1) for key in native)]
+        columns = [
+            *samples.dense.T,
+            *(samples.bags[key].filled(samples.bags[key].ids, -1) for key in native),
+        ]
         for key, share in shares.items():
             columns += share.columns(samples.bags[key], None if fold is None else (fold, samples.label))
         return np.stack([column.astype(np.float32) for column in columns], axis=1)
 
     places = list(range(train.dense.shape[1], train.dense.shape[1] + len(native)))
-    data = lightgbm.Dataset(table(train, fold), train.label, weight=train.weight, categorical_feature=places)
+    data = lightgbm.Dataset(
+        table(train, fold), train.label, weight=train.weight, categorical_feature=places
+    )
     seen = lightgbm.Dataset(table(valid), valid.label, weight=valid.weight, reference=data)
     threads = settings.threads if train.values >= _SEVERAL_THREADS else 1
     chosen = {**_SETTINGS, "seed": settings.seed, "num_threads": threads}
@@ -248,7 +282,9 @@ METHODS: Mapping[str, Callable[[Arrays, Arrays, Settings], Predict]] = {
 
 
 class _Shares:
-    """Counts of training samples and of positive ones for each id of a feature, and columns that follow from them."""
+    """Counts of training samples and of positive ones for each id of a feature, and columns that
+    follow from them.
+    """
 
     def __init__(self, bag: Bags, train: Arrays) -> None:
         self._ids, self._place = np.unique(bag.ids, return_inverse=True)
@@ -258,16 +294,21 @@ class _Shares:
         self._known = np.bincount(self._place, minlength=len(self._ids)).astype(np.float64)
         self._positive: Doubles = np.bincount(self._place, label, len(self._ids)).astype(np.float64)
 
-    def columns(self, bag: Bags, training: tuple[NDArray[np.int64], NDArray[np.float32]] | None) -> list[Doubles]:
+    def columns(
+        self, bag: Bags, training: tuple[NDArray[np.int64], NDArray[np.float32]] | None
+    ) -> list[Doubles]:
         """Return columns that replace the ids of a feature, with one number per sample.
 
-        `training` has the folds and labels of the samples if they are the training samples; otherwise it is None.
+        `training` has the folds and labels of the samples if they are the training samples;
+        otherwise it is None.
         """
         if training is None:
             place = np.searchsorted(self._ids, bag.ids)
             place[place == len(self._ids)] = 0
             seen = self._ids[place] == bag.ids if len(self._ids) else np.zeros(len(bag.ids), dtype=bool)
-            total, positive = (np.where(seen, column[place], 0.0) for column in (self._known, self._positive))
+            total, positive = (
+                np.where(seen, column[place], 0.0) for column in (self._known, self._positive)
+            )
         else:
             fold, label = (np.repeat(column, bag.lengths) for column in training)
             total = sums_of_other_parts(self._place, fold, np.ones_like(label))
@@ -281,8 +322,8 @@ class _Shares:
 
 
 def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
-    """Return a sparse matrix ``[N, F + sum of columns]`` with the dense features, and the share of each id in a
-    sample's list.
+    """Return a sparse matrix ``[N, F + sum of columns]`` with the dense features, and the share of
+    each id in a sample's list.
     """
     from scipy import sparse
 
@@ -291,7 +332,9 @@ def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
         is_known = ids < columns[key]
         ends = np.concatenate([[0], np.cumsum(is_known)])[np.concatenate([[0], np.cumsum(lengths)])]
         share = np.repeat(1.0 / np.maximum(lengths, 1), lengths)
-        parts.append(sparse.csr_matrix((share[is_known], ids[is_known], ends), shape=(len(lengths), columns[key])))
+        parts.append(
+            sparse.csr_matrix((share[is_known], ids[is_known], ends), shape=(len(lengths), columns[key]))
+        )
     return sparse.hstack(parts, format="csr")
 
 
@@ -337,7 +380,9 @@ class Arrays(NamedTuple):
 
 
 def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress) -> Arrays:
-    """Read a split in random order, until it ends or the samples have at least `most` ids and dense values."""
+    """Read a split in random order, until it ends or the samples have at least `most` ids and dense
+    values.
+    """
     parts, values = [], 0
     for part in blocks(dataset, split, progress, seed=seed):
         parts.append(part)
@@ -347,9 +392,15 @@ def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress)
     return _joined(parts)
 
 
-def blocks(dataset: Dataset, split: str, progress: Progress, *, seed: int | None = None) -> Iterator[Arrays]:
-    """Yield the samples of a split in parts: in the stored order, or with a `seed` in random order."""
-    config = LoaderConfig(batch_size=_BATCH, shuffle=seed is not None, seed=seed or 0, unit="sample", expand=True)
+def blocks(
+    dataset: Dataset, split: str, progress: Progress, *, seed: int | None = None
+) -> Iterator[Arrays]:
+    """Yield the samples of a split in parts: in the stored order, or with a `seed` in random
+    order.
+    """
+    config = LoaderConfig(
+        batch_size=_BATCH, shuffle=seed is not None, seed=seed or 0, unit="sample", expand=True
+    )
     loader = Loader(dataset, split, config)
     progress.start(f"read {split}", loader.samples, "samples")
     try:
@@ -366,7 +417,9 @@ def _arrays(batch: Batch) -> Arrays:
         label=batch.label.cpu().numpy(),
         weight=None if batch.weight is None else batch.weight.cpu().numpy(),
         dense=batch.dense.cpu().numpy(),
-        bags={key: Bags(bag.values.cpu().numpy(), bag.lengths().cpu().numpy()) for key, bag in bags.items()},
+        bags={
+            key: Bags(bag.values.cpu().numpy(), bag.lengths().cpu().numpy()) for key, bag in bags.items()
+        },
     )
 
 
@@ -377,7 +430,12 @@ def _joined(parts: list[Arrays]) -> Arrays:
         weight=np.concatenate(weights) if weights else None,
         dense=np.concatenate([part.dense for part in parts]),
         bags={
-            key: Bags(*(np.concatenate(column) for column in zip(*(part.bags[key] for part in parts), strict=True)))
+            key: Bags(
+                *(
+                    np.concatenate(column)
+                    for column in zip(*(part.bags[key] for part in parts), strict=True)
+                )
+            )
             for key in parts[0].bags
         },
     )

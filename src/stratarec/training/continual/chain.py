@@ -1,4 +1,5 @@
-"""A locked run with its periods: where the next period starts from, its commit, and removal of the last period.
+"""A locked run with its periods: where the next period starts from, its commit, and removal of the
+last period.
 
 A period is written next to the run and renamed into it when it is complete.
 """
@@ -41,12 +42,15 @@ class Chain:
             yield cls(run, leftovers)
 
     def before(self, trained: TrainedModel) -> tuple[Before, Path]:
-        """Return the state from which the next period starts, and the parent file: its hash identifies that state."""
+        """Return the state from which the next period starts, and the parent file: its hash
+        identifies that state.
+        """
         paths = periods.paths(self.run)
         state = checkpoint.read_state(trained.checkpoint)
         if paths:
             parent = paths[-2] / periods.PERIOD if len(paths) > 1 else self.ended() / checkpoint.STATE
-            # The checkpoints of the run are not needed any more, and contain values that `forget` removed.
+            # The checkpoints of the run are not needed any more, and contain values that `forget`
+            # removed.
             last = periods.check(paths[-1], parent if parent.parent.exists() else None)
             parent = paths[-1] / periods.PERIOD
             factor, rows = last.rate_factor, read_recipe(paths[-1]).train.embedding
@@ -63,26 +67,33 @@ class Chain:
         return before, parent
 
     def ended(self) -> Path:
-        """Return the checkpoint that the run ended with; `CheckpointError` if the run has not ended."""
+        """Return the checkpoint that the run ended with; `CheckpointError` if the run has not
+        ended.
+        """
         result = read_result(self.run)
         if result is None:
-            raise CheckpointError(f"{self.run} has not ended: finish it first, with `stratarec train --resume`")
+            raise CheckpointError(
+                f"{self.run} has not ended: finish it first, with `stratarec train --resume`"
+            )
         return result.served(self.run)
 
     def commit(self, work: Path, final: Path) -> None:
-        """Rename `work`, which contains a complete period, to `final`; `StorageError` if that fails."""
+        """Rename `work`, which contains a complete period, to `final`; `StorageError` if that
+        fails.
+        """
         make_directory(final.parent)
         rename_directory(work, final)
 
 
 def revert(run: Path) -> Period:
-    """Remove the last period of a run, and return that period. The run is then as it was before the period.
+    """Remove the last period of a run, and return that period. The run is then as it was before the
+    period.
 
     Raises
     ------
     CheckpointError
-        If the run has no period, if the last period forgets values, or if the data or the checkpoint before it was
-        removed or changed.
+        If the run has no period, if the last period forgets values, or if the data or the
+        checkpoint before it was removed or changed.
     StorageError
         If another process writes in the run, or reads its last period.
     """
@@ -92,7 +103,9 @@ def revert(run: Path) -> Period:
             raise CheckpointError(f"{run} has no period to remove")
         last = periods.read(every[-1])
         if last.kind == "forget":
-            raise CheckpointError(f"period {last.number} of {run} forgets values; no command can restore them")
+            raise CheckpointError(
+                f"period {last.number} of {run} forgets values; no command can restore them"
+            )
         try:
             _check_earlier(chain, every)
         except (CheckpointError, DatasetError) as error:

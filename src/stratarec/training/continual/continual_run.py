@@ -3,14 +3,17 @@
 The run is locked. Each file goes through these steps; either all of them take effect, or none:
 
 1. *Score*: the current model scores the file, and the scores are measured.
-2. *Count and admit*: values are counted, including values without a row. A value gets a row when it is frequent enough
-   in all periods together. Existing rows keep their numbers; new rows come after them (`data.vocabulary.base`).
-3. *Train* one pass. Rows, network, optimizer state, averages and histories continue from the last period. Learning
-   rates decay in each period as they did in the run, without warm-up.
-4. *Commit*: data set, checkpoint and scores are renamed into the run as one directory (`training.run.periods`).
+2. *Count and admit*: values are counted, including values without a row. A value gets a row when it
+   is frequent enough in all periods together. Existing rows keep their numbers; new rows come after
+   them (`data.vocabulary.base`).
+3. *Train* one pass. Rows, network, optimizer state, averages and histories continue from the last
+   period. Learning rates decay in each period as they did in the run, without warm-up.
+4. *Commit*: data set, checkpoint and scores are renamed into the run as one directory
+   (`training.run.periods`).
 
-A period depends only on the committed state and its file, so after an interruption the same command repeats the period.
-All samples of the file are used for training: there is no validation or test split.
+A period depends only on the committed state and its file, so after an interruption the same command
+repeats the period. All samples of the file are used for training: there is no validation or test
+split.
 """
 
 from __future__ import annotations
@@ -44,7 +47,14 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.continual.chain import Chain
-from stratarec.training.continual.period_checks import KINDS, Novelty, auc_drift, check_times, dense_drift, kinds_of
+from stratarec.training.continual.period_checks import (
+    KINDS,
+    Novelty,
+    auc_drift,
+    check_times,
+    dense_drift,
+    kinds_of,
+)
 from stratarec.training.continual.train_period import period_recipe, train_period
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured
 from stratarec.training.raw_logs import RawLogs, logits_of, make_encoder
@@ -56,17 +66,23 @@ from stratarec.training.torch_setup import device_of
 
 
 def continue_run(
-    run: Path, files: Sequence[str], progress: Progress, device: str | None = None, fields: Sequence[str] = ()
-) -> Iterator[tuple[Period, bool]]:  # fmt: skip
-    """Add a period for each of `files`, in order, and train it on `device` (by default, the device of the run).
+    run: Path,
+    files: Sequence[str],
+    progress: Progress,
+    device: str | None = None,
+    fields: Sequence[str] = (),
+) -> Iterator[tuple[Period, bool]]:
+    """Add a period for each of `files`, in order, and train it on `device` (by default, the device
+    of the run).
 
-    Yields each period after its commit, and whether it is new. A file that already is a period (because an earlier
-    command was interrupted, for example) is skipped.
+    Yields each period after its commit, and whether it is new. A file that already is a period
+    (because an earlier command was interrupted, for example) is skipped.
 
     Parameters
     ----------
     fields : sequence of str
-        Fields of the recipe with other values, such as ``train.batch_size=1024``, for these periods and later ones.
+        Fields of the recipe with other values, such as ``train.batch_size=1024``, for these periods
+        and later ones.
 
     Raises
     ------
@@ -75,8 +91,9 @@ def continue_run(
     ConfigError
         If samples of the run are not rows of a log, or a field is invalid.
     DataError
-        If a file cannot be the next period: the run was trained on it, it begins before the last period ended, it has
-        other columns, or a few of its rows are far later than all others. The run keeps the periods before that file.
+        If a file cannot be the next period: the run was trained on it, it begins before the last
+        period ended, it has other columns, or a few of its rows are far later than all others. The
+        run keeps the periods before that file.
     StorageError
         If another process writes in the run, or the run cannot be written.
     """
@@ -103,19 +120,27 @@ class _Step:
 
     def __init__(
         self, chain: Chain, file: str, progress: Progress, device: str | None, fields: Sequence[str]
-    ) -> None:  # fmt: skip
-        self._chain, self._run, self._file, self._progress, self._fields = chain, chain.run, file, progress, fields
+    ) -> None:
+        self._chain = chain
+        self._run = chain.run
+        self._file = file
+        self._progress = progress
+        self._fields = fields
         self._device = device_of(device or read_recipe(self._run).train.device, field="--device")
         self._log = self._hash()
 
     def earlier(self) -> Period | None:
         """Return the committed period of the same file, or None if there is none."""
-        return next((item for item in map(periods.read, periods.paths(self._run)) if item.log == self._log), None)
+        return next(
+            (item for item in map(periods.read, periods.paths(self._run)) if item.log == self._log), None
+        )
 
     def run(self) -> Period:
         """Score, train and commit the period."""
         with suppress(DatasetError):  # the user may have deleted the data set of the run
-            if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
+            if self._log in str(
+                DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source
+            ):
                 raise DataError(f"{self._file} is not new: {self._run} was trained on it; name a later log")
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as opened:
@@ -128,7 +153,8 @@ class _Step:
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
-            # The model that scored is closed before training, so that only one copy of the tables is in memory.
+            # The model that scored is closed before training, so that only one copy of the tables
+            # is in memory.
             recipe, plan, position = train_period(
                 recipe, dataset, before, work / "checkpoints", self._progress, self._device
             )
@@ -166,12 +192,14 @@ class _Step:
         source = recipe.data.source.of_file(self._file)
         opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
         if len(opened.files) != 1:
-            raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period has one file")
+            raise DataError(
+                f"{self._file} names {len(opened.files)} files, expected one: a period has one file"
+            )
         hashes = hash_logs(opened.files)
         if not hashes:
             raise DataError(
-                f"{self._file} is a URL; copy the file here first, since files are identified by a hash of their "
-                "content"
+                f"{self._file} is a URL; copy the file here first, since files are identified by a hash of "
+                "their content"
             )
         (digest,) = hashes.values()
         return digest
@@ -183,7 +211,9 @@ class _Step:
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
         """Prepare the log as a training split that continues the data set `before`."""
         try:
-            dataset = prepare(recipe.data, name=before.name, progress=self._progress, complete_base=before.is_complete)
+            dataset = prepare(
+                recipe.data, name=before.name, progress=self._progress, complete_base=before.is_complete
+            )
         except DataError as error:
             text = str(error)
             raise DataError(text if self._file in text else f"{self._file}: {text}") from error
@@ -206,11 +236,13 @@ class _Step:
 
     def _samples(
         self, trained: TrainedModel, recipe: Recipe, novelty: Novelty
-    ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:  # fmt: skip
+    ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:
         if not isinstance(recipe.data.source, RowsConfig):
             yield from score_clicks(trained, recipe.data, novelty, self._progress)
             return
-        logs = RawLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
+        logs = RawLogs(
+            trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of
+        )
         for part in logs.scored(self._progress):
             assert part.novelty is not None
             yield part.samples, part.novelty

@@ -1,8 +1,9 @@
-"""`stratarec forget`: remove values from vocabularies, counts, user events and clicks, and set their rows and click
-rates to zero.
+"""`stratarec forget`: remove values from vocabularies, counts, user events and clicks, and set
+their rows and click rates to zero.
 
-No value has the id of such a row any more. All other rows keep their numbers and bits. Data and checkpoints of earlier
-periods are deleted at once. The data set of the run, logs and exports are not deleted; the user must do that.
+No value has the id of such a row any more. All other rows keep their numbers and bits. Data and
+checkpoints of earlier periods are deleted at once. The data set of the run, logs and exports are
+not deleted; the user must do that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def forget(run: Path, file: str) -> Forgotten:
     Raises
     ------
     DataError
-        If the file has columns that the run does not have, values of another type, or no value that the run knows.
+        If the file has columns that the run does not have, values of another type, or no value that
+        the run knows.
     CheckpointError, StorageError
         As in `continue_run`.
     """
@@ -65,8 +67,8 @@ def forget(run: Path, file: str) -> Forgotten:
         counts.update({name: len(values) - len(strange[name]) for name, values in named.items()})
         if not any(counts.values()):
             raise DataError(
-                f"{file}: the run has none of these values, so there is nothing to forget. After an interrupted "
-                "`forget` of the same file, this means that it had already finished"
+                f"{file}: the run has none of these values, so there is nothing to forget. After an "
+                "interrupted `forget` of the same file, this means that it had already finished"
             )
         dataset = write_without_samples(trained.dataset, work / periods.DATA, tables)
         for name, ids in rows.items():
@@ -87,10 +89,11 @@ def forget(run: Path, file: str) -> Forgotten:
 
 
 def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str, pl.Series]:
-    """Return the distinct values of each column of a file, in the type in which the run stores them.
+    """Return the distinct values of each column of a file, in the type in which the run stores
+    them.
 
-    Values are read as `prepare` reads them from a log. A column has the name of a vocabulary, of a feature that uses a
-    vocabulary, or of the users' column.
+    Values are read as `prepare` reads them from a log. A column has the name of a vocabulary, of a
+    feature that uses a vocabulary, or of the users' column.
     """
     path = Path(file)
     try:
@@ -115,10 +118,14 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
                 f"{file}: column {name!r} is not a vocabulary with one row per value; expected "
                 f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
             )
-        stored = next((earlier.dtype for earlier in _stored_values(name, vocabulary, carried, schema)), pl.String())
+        stored = next(
+            (earlier.dtype for earlier in _stored_values(name, vocabulary, carried, schema)), pl.String()
+        )
         raw = frame[name]
         if stored == pl.UInt64 and raw.dtype == pl.String:
-            converted = raw.cast(stored, strict=False).fill_null(integers_from_text(raw).cast(stored, strict=False))
+            converted = raw.cast(stored, strict=False).fill_null(
+                integers_from_text(raw).cast(stored, strict=False)
+            )
             converter.require(raw, raw.is_null() | converted.is_not_null(), "a whole number or nothing")
         else:
             read = converter.category(raw, "text" if stored == pl.String else "integer")
@@ -127,13 +134,17 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
         values[name] = converted.drop_nulls().unique(maintain_order=True)
     bad.raise_first()
     if not sum(map(len, values.values())):
-        raise DataError(f"{file} contains no value; expected a column with the name of each vocabulary, and its values")
+        raise DataError(
+            f"{file} contains no value; expected a column with the name of each vocabulary, and its values"
+        )
     return values
 
 
-def _stored_values(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
-    """Yield all values of a column that a run stores: values with a row, values without one, values in events and in
-    clicks.
+def _stored_values(
+    column: str, vocabulary: str, carried: CarriedTables, schema: Schema
+) -> Iterator[pl.Series]:
+    """Yield all values of a column that a run stores: values with a row, values without one, values
+    in events and in clicks.
     """
     if vocabulary in carried.counts:
         yield carried.vocabularies[vocabulary].values
@@ -155,7 +166,8 @@ def _without(
 ) -> tuple[CarriedTables, dict[str, Ids], dict[str, pl.Series]]:
     """Remove values from all tables that one data set carries over to the next.
 
-    Returns the remaining tables, the ids of the removed values by vocabulary, and the unknown values by column.
+    Returns the remaining tables, the ids of the removed values by vocabulary, and the unknown
+    values by column.
     """
     vocabularies, counts, events = dict(carried.vocabularies), dict(carried.counts), carried.events
     clicks = carried.clicks
@@ -166,7 +178,9 @@ def _without(
         name = of_feature.get(column, column)
         unknown[column] = values
         for earlier in _stored_values(column, name, carried, schema):
-            unknown[column] = unknown[column].filter(~unknown[column].is_in(_cast(earlier, values.dtype).implode()))
+            unknown[column] = unknown[column].filter(
+                ~unknown[column].is_in(_cast(earlier, values.dtype).implode())
+            )
         if name in counts:
             vocabularies[name], counts[name], ids = _remove_values(vocabularies[name], counts[name], values)
             rows[name] = np.union1d(rows.get(name, np.zeros(0, dtype=np.int64)), ids)
@@ -177,14 +191,18 @@ def _without(
             events = _events_without(events, items, values, schema)
         if clicks is not None:
             clicks = _clicks_without(clicks, column if column == schema.user else name, values, schema)
-    return CarriedTables(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), rows, unknown
+    return (
+        CarriedTables(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks),
+        rows,
+        unknown,
+    )
 
 
 def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:
     """Return the clicks without values of the column `name`.
 
-    If the values are users or items, their clicks are removed. If they are contexts, the clicks stay, with null as the
-    context.
+    If the values are users or items, their clicks are removed. If they are contexts, the clicks
+    stay, with null as the context.
     """
     if name not in clicks.recent.columns:
         return clicks
@@ -195,15 +213,25 @@ def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: S
     else:
         cleared = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
         parts = {part: clicks.frames[part].with_columns(cleared) for part in ("recent", "waiting")}
-    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(targets).implode())) if item else clicks.first
+    first = (
+        clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(targets).implode()))
+        if item
+        else clicks.first
+    )
     return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
 
 
-def _events_without(events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema) -> pl.DataFrame:
+def _events_without(
+    events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema
+) -> pl.DataFrame:
     for name in items:
         theirs = events[name].is_in(_cast(values, events[name].dtype).implode())
-        events = events.with_columns(pl.when(theirs).then(None).otherwise(pl.Series(events[name])).alias(name))
-    return events.filter(pl.any_horizontal(events[feature.of].is_not_null() for feature in schema.histories))
+        events = events.with_columns(
+            pl.when(theirs).then(None).otherwise(pl.Series(events[name])).alias(name)
+        )
+    return events.filter(
+        pl.any_horizontal(events[feature.of].is_not_null() for feature in schema.histories)
+    )
 
 
 def _remove_values(

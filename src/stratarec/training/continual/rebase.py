@@ -1,9 +1,10 @@
-"""`stratarec rebase`: renumber rows by falling `recent` count, without holes. `forget` commits by the same code.
+"""`stratarec rebase`: renumber rows by falling `recent` count, without holes. `forget` commits by
+the same code.
 
-Rows move together with their optimizer state, and encoded rows stay encoded. If a row of an encoded table is in the
-cache, as floats, it is rounded as if it left the cache, because its slot belongs to its old number. Before the commit,
-the old model (with the same rows rounded) and the new model score samples that contain every value; all scores must be
-identical.
+Rows move together with their optimizer state, and encoded rows stay encoded. If a row of an encoded
+table is in the cache, as floats, it is rounded as if it left the cache, because its slot belongs to
+its old number. Before the commit, the old model (with the same rows rounded) and the new model
+score samples that contain every value; all scores must be identical.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ _TREES = "score.trees."
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
     """Renumber the rows of a run by their recent counts, in a new period.
 
-    Returns the period; for each vocabulary of kind ``count``, its number of rows before and after; and the number of
-    rounded rows.
+    Returns the period; for each vocabulary of kind ``count``, its number of rows before and after;
+    and the number of rounded rows.
 
     Raises
     ------
     CheckpointError
-        If scores would change, for example because encoded rows have missed steps. The run is then unchanged.
+        If scores would change, for example because encoded rows have missed steps. The run is then
+        unchanged.
     StorageError
         As in `continue_run`.
     """
@@ -71,12 +73,19 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
 
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
         if trained.model.network.trees is not None:
-            raise CheckpointError(f"{run} has model.trees, which compare row numbers: rebase does not support them")
+            raise CheckpointError(
+                f"{run} has model.trees, which compare row numbers: rebase does not support them"
+            )
         carried = CarriedTables.of(trained.dataset)
-        ranked = {name: _ranked(carried.vocabularies[name], counted) for name, counted in carried.counts.items()}
+        ranked = {
+            name: _ranked(carried.vocabularies[name], counted) for name, counted in carried.counts.items()
+        }
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}
         sizes.update({name: (carried.vocabularies[name].rows, vocabularies[name].rows) for name in ranked})
-        old = {name: np.arange(vocabulary.rows, dtype=np.int64) for name, vocabulary in carried.vocabularies.items()}
+        old = {
+            name: np.arange(vocabulary.rows, dtype=np.int64)
+            for name, vocabulary in carried.vocabularies.items()
+        }
         old |= {name: ids for name, (_, ids) in ranked.items()}
         dataset = write_without_samples(
             trained.dataset, work / periods.DATA, replace(carried, vocabularies=vocabularies)
@@ -94,7 +103,9 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
                 ):
                     rounded.append(_move(group, mine, name, ids, before.steps))
                 else:
-                    put_rows(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
+                    put_rows(
+                        model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name])
+                    )
             model.embeddings.engine.step_clock.load_position(0, before.steps, ())
             _check_scores(trained, model, old)
             position = replace(TrainingState(), finished=True)
@@ -106,25 +117,29 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
 
 
 def commit_change(
-    run: Path, kind: Literal["forget", "rebase"], change: Callable[[TrainedModel, Before, Path], Plan | None]
+    run: Path,
+    kind: Literal["forget", "rebase"],
+    change: Callable[[TrainedModel, Before, Path], Plan | None],
 ) -> tuple[Period, list[Path]]:
     """Commit a new period with the data and checkpoint that `change` writes into a directory.
 
-    `change` also returns the plan of the period. This function returns the period, and the parts of earlier periods
-    that could not be removed because another process reads them.
+    `change` also returns the plan of the period. This function returns the period, and the parts of
+    earlier periods that could not be removed because another process reads them.
     """
     with Chain.locked(run) as chain:
         if kind == "forget" and chain.leftovers:
             raise StorageError(
-                f"{chain.leftovers[0]} may hold values that are to be forgotten and cannot be removed (it has other "
-                "files, or a process uses it); remove it, then run the command again"
+                f"{chain.leftovers[0]} may hold values that are to be forgotten and cannot be removed (it "
+                "has other files, or a process uses it); remove it, then run the command again"
             )
         with periods.working_directory(run) as work, open_run(run) as trained:
             trained.model.network.calibration = None
             before, parent = chain.before(trained)
             plan = change(trained, before, work)
             final = periods.of_number(run, before.number)
-            recipe = replace(trained.recipe, data=replace(trained.recipe.data, path=str(final / periods.DATA)))
+            recipe = replace(
+                trained.recipe, data=replace(trained.recipe.data, path=str(final / periods.DATA))
+            )
             write_recipe(work, recipe)
             write_plan(work, recipe, plan)
             content = {
@@ -154,11 +169,14 @@ def commit_change(
 def save_checkpoint(
     trained: TrainedModel, model: CTRModel, dataset: Dataset, state: Mapping[str, Any], work: Path
 ) -> None:
-    """Write a checkpoint with all rows of `model` and the network's optimizer state from the previous checkpoint."""
+    """Write a checkpoint with all rows of `model` and the network's optimizer state from the
+    previous checkpoint.
+    """
     loaded = checkpoint.load(trained.checkpoint)
     optimizer = {name: tensor for name, tensor in loaded.optimizer.items() if not name.startswith(MEMBERS)}
     if (trees := model.network.trees) is not None:
-        # Trees are not trained, so the weights that are stored next to an average contain the same trees.
+        # Trees are not trained, so the weights that are stored next to an average contain the same
+        # trees.
         copies = {f"{WEIGHTS}{_TREES}{name}": tensor for name, tensor in trees.state_dict().items()}
         optimizer |= {name: tensor for name, tensor in copies.items() if name in optimizer}
     checkpoint.save(
@@ -181,13 +199,16 @@ def _take(group: TableGroup, ids: Ids, rows: Ids) -> FloatRows:
 
 
 def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, batch_number: int) -> int:
-    """Copy the rows of a table with records from `group` to `mine`, and return how many rows were rounded.
+    """Copy the rows of a table with records from `group` to `mine`, and return how many rows were
+    rounded.
 
-    Row i of `mine` becomes row ``ids[i]`` of `group`. Rows of an encoded table that were in slots are rounded in both,
-    with the noise of batch `batch_number`.
+    Row i of `mine` becomes row ``ids[i]`` of `group`. Rows of an encoded table that were in slots
+    are rounded in both, with the noise of batch `batch_number`.
     """
     rounded = 0
-    number = np.full(next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64)
+    number = np.full(
+        next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64
+    )
     number[ids] = np.arange(len(ids))
     for first in range(0, len(number), _CHUNK):
         last = min(first + _CHUNK, len(number))
@@ -198,7 +219,8 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, batch_nu
         hot = (new >= 0) & np.isin(new, mine.rows_in_slots(name, 0, len(ids)))
         moved = home & (new >= 0) & ~hot
         mine.write_records(new[moved] + mine.first_row[name], records[moved])
-        # Rows that were never trained are not copied if they keep their number: their initial values depend on it.
+        # Rows that were never trained are not copied if they keep their number: their initial
+        # values depend on it.
         in_place = (new >= 0) & ~moved & (hot | cached | home | (new != old))
         theirs, before = new[in_place] + mine.first_row[name], old[in_place] + group.first_row[name]
         values, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
@@ -212,7 +234,9 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, batch_nu
 
 
 def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
-    """Overwrite rows of a table with those that `of` returns for their numbers, or with zeros if it returns None."""
+    """Overwrite rows of a table with those that `of` returns for their numbers, or with zeros if it
+    returns None.
+    """
     group = _group(model, name)
     for first in range(0, len(rows), _CHUNK):
         chosen = rows[first : first + _CHUNK].astype(np.int64)
@@ -224,8 +248,8 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
 
 
 def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, Ids]:
-    """Return a vocabulary with its values sorted by falling recent count, without holes, and the old id of each row,
-    ``[rows]``.
+    """Return a vocabulary with its values sorted by falling recent count, without holes, and the
+    old id of each row, ``[rows]``.
     """
     tail = vocabulary.tail_buckets
     ranked = pl.DataFrame({"value": vocabulary.values, "id": np.arange(tail, vocabulary.rows)}).drop_nulls()
@@ -238,14 +262,16 @@ def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, 
 
 
 def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]) -> None:
-    """Raise `CheckpointError` if `model` and the model before give different scores to samples that use all rows."""
+    """Raise `CheckpointError` if `model` and the model before give different scores to samples that
+    use all rows.
+    """
     for now, before in _samples(trained, old):
         with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
             mine, theirs = score(model.eval(), now), score(trained.model.eval(), before)
         if not np.array_equal(mine.view(np.uint32), theirs.view(np.uint32)):
             raise CheckpointError(
-                "renumbering would change scores: encoded rows (memory.precision) that missed steps cannot move "
-                "without being rounded; nothing was changed"
+                "renumbering would change scores: encoded rows (memory.precision) that missed steps cannot "
+                "move without being rounded; nothing was changed"
             )
 
 
@@ -265,11 +291,16 @@ def _samples(trained: TrainedModel, old: Mapping[str, Ids]) -> Iterator[tuple[Ba
         batches = []
         for new in (True, False):
             ids = [chosen[f.name] if new else old[f.vocabulary][chosen[f.name]] for f in schema.sparse]
-            values = torch.from_numpy(np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, dtype=np.int32))
+            values = torch.from_numpy(
+                np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, dtype=np.int32)
+            )
             offsets = torch.arange(len(values) + 1)
             sparse = KeyedJagged(
-                keys=tuple(f.name for f in schema.sparse), values=values, offsets=offsets, batch_size=size,
+                keys=tuple(f.name for f in schema.sparse),
+                values=values,
+                offsets=offsets,
+                batch_size=size,
                 weights=torch.ones(len(values)) if schema.weighted else None,
-            )  # fmt: skip
+            )
             batches.append(Batch(label=torch.zeros(size), dense=dense, sparse=sparse))
         yield batches[0], batches[1]

@@ -43,7 +43,9 @@ class Before:
 
 
 def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recipe:
-    """Return the recipe of a period: the recipe of the run or of the previous period, with one log and one epoch."""
+    """Return the recipe of a period: the recipe of the run or of the previous period, with one log
+    and one epoch.
+    """
     source: Any = recipe.data.source.of_file(file)
     if hasattr(source, "schema"):
         source = replace(source, schema=typed_schema(base))
@@ -106,7 +108,11 @@ def train_period(
                         **checkpoint.optimizer_tensors(optimizer),
                         **checkpoint.average_tensors(pipeline.average),
                     },
-                    state={"step": position.step, "training": asdict(position), "identity": identity(recipe, dataset)},
+                    state={
+                        "step": position.step,
+                        "training": asdict(position),
+                        "identity": identity(recipe, dataset),
+                    },
                     previous=before.checkpoint,
                 )
     return recipe, plan, position

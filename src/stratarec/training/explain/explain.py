@@ -1,11 +1,13 @@
-"""Explanations of a model: importance of features, partial dependence, and contributions to one score.
+"""Explanations of a model: importance of features, partial dependence, and contributions to one
+score.
 
-*Contributions.* A feature's part is the logit minus the logit without that feature. The base is the logit without any
-feature. If features interact, their parts do not add up to the difference between logit and base; the remainder is
-reported as the interaction.
+*Contributions.* A feature's part is the logit minus the logit without that feature. The base is the
+logit without any feature. If features interact, their parts do not add up to the difference between
+logit and base; the remainder is reported as the interaction.
 
-*Partial dependence* (Friedman 2001). A curve of the mean prediction if all samples had the same value of a dense
-feature, computed at the quantiles of the feature. A histogram shows where values are rare and the curve is uncertain.
+*Partial dependence* (Friedman 2001). A curve of the mean prediction if all samples had the same
+value of a dense feature, computed at the quantiles of the feature. A histogram shows where values
+are rare and the curve is uncertain.
 """
 
 from __future__ import annotations
@@ -37,13 +39,29 @@ Json = dict[str, Any]
 
 
 def explain_columns(
-    probe: Probe, names: Sequence[str], *, repeats: int, seed: int, progress: Progress, check: Callable[[], None]
+    probe: Probe,
+    names: Sequence[str],
+    *,
+    repeats: int,
+    seed: int,
+    progress: Progress,
+    check: Callable[[], None],
 ) -> Json:
     """Return the importance of all features, or only of the features in `names`, as JSON data."""
     result = importance(
-        probe, columns_of(probe.dataset.schema, names), repeats=repeats, seed=seed, progress=progress, check=check
+        probe,
+        columns_of(probe.dataset.schema, names),
+        repeats=repeats,
+        seed=seed,
+        progress=progress,
+        check=check,
     )
-    return {"repeats": repeats, "seed": seed, "samples": probe.batch.size, "labels": _plain(_of_labels(result))}
+    return {
+        "repeats": repeats,
+        "seed": seed,
+        "samples": probe.batch.size,
+        "labels": _plain(_of_labels(result)),
+    }
 
 
 def with_curves(result: Json, probe: Probe, names: Sequence[str], progress: Progress) -> Json:
@@ -53,7 +71,9 @@ def with_curves(result: Json, probe: Probe, names: Sequence[str], progress: Prog
 
 
 def explain_row(probe: Probe, names: Sequence[str]) -> Json:
-    """Return, as JSON data, the contributions of features to the score of the probe's only sample."""
+    """Return, as JSON data, the contributions of features to the score of the probe's only
+    sample.
+    """
     columns = columns_of(probe.dataset.schema, names)
     labels = probe.batch.label.reshape(-1).tolist()
     parts = _of_labels(contributions(probe, columns))
@@ -63,14 +83,20 @@ def explain_row(probe: Probe, names: Sequence[str]) -> Json:
     return result
 
 
-def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, check: Callable[[], None]) -> Json | str:
-    """Return the result of `explain_columns` for a few samples, or, if it would take too long, a text that says so."""
+def for_report(
+    model: CTRModel, dataset: Dataset, split: str, precision: str, check: Callable[[], None]
+) -> Json | str:
+    """Return the result of `explain_columns` for a few samples, or, if it would take too long, a
+    text that says so.
+    """
     columns = columns_of(dataset.schema)
     probe = Probe(model, dataset, draw_samples(dataset, split, _FEW_SAMPLES, 0), precision)
     seconds = min(_seconds(probe, columns[-1]) for _ in range(2)) * len(columns) * _FEW_REPEATS
     if seconds > _MOST_SECONDS:
         return f"it takes about {seconds:,.0f} s"
-    result = explain_columns(probe, (), repeats=_FEW_REPEATS, seed=0, progress=SilentProgress(), check=check)
+    result = explain_columns(
+        probe, (), repeats=_FEW_REPEATS, seed=0, progress=SilentProgress(), check=check
+    )
     return {"split": split, **result}
 
 
@@ -112,12 +138,17 @@ class Contributions:
 
 
 def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contributions]:
-    """Return the contributions of features to the score of the probe's only sample, for each label."""
+    """Return the contributions of features to the score of the probe's only sample, for each
+    label.
+    """
     logit, base = probe.scores()[0], probe.scores(probe.without(columns))[0]
     without = np.stack([probe.scores(probe.without([column]))[0] for column in columns])
     result = {}
     for place, name in enumerate(probe.dataset.schema.label_columns):
-        parts = {column.name: float(logit[place] - row[place]) for column, row in zip(columns, without, strict=True)}
+        parts = {
+            column.name: float(logit[place] - row[place])
+            for column, row in zip(columns, without, strict=True)
+        }
         result[name] = Contributions(
             logit=float(logit[place]),
             base=float(base[place]),
@@ -134,7 +165,9 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
     result = {}
     for column in columns:
         if column.dense is not None:
-            result[column.name] = f"{raw_number(dataset, column.dense, float(batch.dense[0, column.dense])):.6g}"
+            result[column.name] = (
+                f"{raw_number(dataset, column.dense, float(batch.dense[0, column.dense])):.6g}"
+            )
             continue
         name = column.sparse[0]
         vocabulary = next(item.vocabulary for item in dataset.schema.sparse if item.name == name)
@@ -151,7 +184,8 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def raw_number(dataset: Dataset, index: int, value: float) -> float:
-    """Undo the transform of a dense feature's value, and return the number in the log, rounded to six digits.
+    """Undo the transform of a dense feature's value, and return the number in the log, rounded to
+    six digits.
 
     Parameters
     ----------
@@ -166,9 +200,14 @@ def raw_number(dataset: Dataset, index: int, value: float) -> float:
     if feature.standardize:
         moments = dataset.about.moments[feature.name]
         # Rounding makes a value near 0 exactly 0.
-        value = round(value * moments.deviation + moments.mean, 5 - math.floor(math.log10(moments.deviation))) + 0.0
+        value = (
+            round(value * moments.deviation + moments.mean, 5 - math.floor(math.log10(moments.deviation)))
+            + 0.0
+        )
     with np.errstate(over="ignore"):
-        return float(f"{np.sign(value) * np.expm1(abs(value)) if feature.transform == 'log1p' else value:.6g}")
+        return float(
+            f"{np.sign(value) * np.expm1(abs(value)) if feature.transform == 'log1p' else value:.6g}"
+        )
 
 
 _POINTS, _BINS = 21, 20
@@ -215,14 +254,17 @@ def _curve(probe: Probe, column: Column) -> Curve:
     numbers = probe.batch.dense[:, place].cpu().numpy()
     # Method "nearest" returns only values that occur, so quantiles of whole numbers are whole.
     points = np.unique(np.quantile(numbers, np.linspace(0, 1, _POINTS), method="nearest"))
-    means = np.stack([_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points])
+    means = np.stack(
+        [_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points]
+    )
     counts, edges = np.histogram(numbers.astype(np.float64), bins=_BINS if len(points) > 1 else 1)
     return Curve(
         feature=column.name,
         log_scale=dataset.schema.dense[place].transform == "log1p",
         values=tuple(raw_number(dataset, place, float(point)) for point in points),
         predictions={
-            name: tuple(means[:, number].tolist()) for number, name in enumerate(dataset.schema.label_columns)
+            name: tuple(means[:, number].tolist())
+            for number, name in enumerate(dataset.schema.label_columns)
         },
         edges=tuple(raw_number(dataset, place, float(edge)) for edge in edges),
         shares=tuple((counts / counts.sum()).tolist()),
@@ -233,5 +275,7 @@ def _mean(probe: Probe, logits: NDArray[np.float32]) -> NDArray[np.float64]:
     weight = None if probe.batch.weight is None else probe.batch.weight.cpu().numpy()
     if weight is not None and not weight.any():
         weight = None
-    result: NDArray[np.float64] = np.average(probabilities(logits).astype(np.float64), axis=0, weights=weight)
+    result: NDArray[np.float64] = np.average(
+        probabilities(logits).astype(np.float64), axis=0, weights=weight
+    )
     return result

@@ -1,10 +1,11 @@
-"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): how much worse the metrics become if the
-values of one feature are permuted among the samples.
+"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): how much worse the
+metrics become if the values of one feature are permuted among the samples.
 
-For each sample, the loss is averaged over the repeats, and so is the sample's part of the AUC, which is the share of
-samples of the other class that are ranked correctly relative to this sample. The change of a metric is the mean of the
-differences per sample. Its 95 % interval covers the choice of samples, or of users, and permutations; for the AUC it is
-computed as in DeLong et al. (1988). Features with the same information share their importance.
+For each sample, the loss is averaged over the repeats, and so is the sample's part of the AUC,
+which is the share of samples of the other class that are ranked correctly relative to this sample.
+The change of a metric is the mean of the differences per sample. Its 95 % interval covers the
+choice of samples, or of users, and permutations; for the AUC it is computed as in DeLong et al.
+(1988). Features with the same information share their importance.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Mean change of a metric. Its 95 % interval is `value - margin` to `value + margin`. NaN if it is undefined."""
+    """Mean change of a metric. Its 95 % interval is `value - margin` to `value + margin`. NaN if it
+    is undefined.
+    """
 
     value: float
     margin: float
@@ -76,9 +79,11 @@ def importance(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, LabelImportance]:
-    """Return, for each label, the importance of each column, from `repeats` permutations per column.
+    """Return, for each label, the importance of each column, from `repeats` permutations per
+    column.
 
-    Equal seeds give equal results. `check` is called before each permutation and may raise to stop the computation.
+    Equal seeds give equal results. `check` is called before each permutation and may raise to stop
+    the computation.
     """
     batch, names = probe.batch, probe.dataset.schema.label_columns
     labels = batch.label.cpu().numpy().reshape(batch.size, -1).T

@@ -1,7 +1,8 @@
 """Score the same samples repeatedly, each time with changed values of a feature.
 
-A *column* is the unit that is changed: a dense feature, a sparse feature, or a history or sequence with its companion
-columns. To remove a column, its ids are removed, or, for a dense feature, its value is replaced by the mean.
+A *column* is the unit that is changed: a dense feature, a sparse feature, or a history or sequence
+with its companion columns. To remove a column, its ids are removed, or, for a dense feature, its
+value is replaced by the mean.
 
 Shapes: N samples; T labels.
 """
@@ -47,7 +48,9 @@ class Column:
 
 
 def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
-    """Return the columns with these names, or all columns without names; `ConfigError` if a name is unknown."""
+    """Return the columns with these names, or all columns without names; `ConfigError` if a name is
+    unknown.
+    """
     companions = {main: tuple(key.name for key in columns) for main, columns in schema.behaviours.items()}
     others = {name for features in companions.values() for name in features[1:]}
     columns = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
@@ -61,7 +64,13 @@ def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
         if name not in by_name:
             main = next((key for key, features in companions.items() if name in features), "")
             close = difflib.get_close_matches(name, by_name, 1)
-            hint = f"it is part of {main}" if main else f"did you mean {close[0]}?" if close else _some(by_name)
+            hint = (
+                f"it is part of {main}"
+                if main
+                else f"did you mean {close[0]}?"
+                if close
+                else _some(by_name)
+            )
             raise ConfigError(f"--feature {name}: the run has no such feature; {hint}")
     return tuple(by_name[name] for name in dict.fromkeys(names)) if names else tuple(columns)
 
@@ -87,18 +96,24 @@ class Probe:
     """
 
     def __init__(self, model: CTRModel, dataset: Dataset, batch: Batch, precision: str) -> None:
-        self.dataset, self.batch = dataset, batch
-        self._model, self._precision = model, precision
+        self.dataset = dataset
+        self.batch = batch
+        self._model = model
+        self._precision = precision
         self._bags = {key: batch.sparse[key] for key in batch.sparse.keys}
         moments = dataset.about.moments
-        self._means = [0.0 if feature.standardize else moments[feature.name].mean for feature in dataset.schema.dense]
+        self._means = [
+            0.0 if feature.standardize else moments[feature.name].mean for feature in dataset.schema.dense
+        ]
 
     def of(self, batch: Batch) -> Probe:
         """Return a probe with the same model and other samples."""
         return Probe(self._model, self.dataset, batch, self._precision)
 
     def scores(self, batch: Batch | None = None) -> NDArray[np.float32]:
-        """Return the logits ``[N, T]`` of a changed `batch`, or by default of the unchanged samples."""
+        """Return the logits ``[N, T]`` of a changed `batch`, or by default of the unchanged
+        samples.
+        """
         batch, training, parts = batch or self.batch, self._model.training, []
         self._model.eval()
         try:
@@ -119,7 +134,9 @@ class Probe:
         return self._with(self.batch.sparse.select(column.sparse).take(rows))
 
     def with_numbers(self, column: Column, values: torch.Tensor | float) -> Batch:
-        """Return the batch with new values of a dense feature: one for each sample, or one for all samples."""
+        """Return the batch with new values of a dense feature: one for each sample, or one for all
+        samples.
+        """
         assert column.dense is not None
         dense = self.batch.dense.clone()
         dense[:, column.dense] = values
@@ -144,7 +161,9 @@ class Probe:
     def _with(self, features: KeyedJagged) -> Batch:
         """Return the batch in which these features replace the features of the same names."""
         changed: dict[str, JaggedTensor] = {key: features[key] for key in features.keys}
-        return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}, self.batch.size))
+        return self.batch.replace(
+            sparse=KeyedJagged.from_features({**self._bags, **changed}, self.batch.size)
+        )
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
@@ -161,7 +180,8 @@ def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
 
 
 def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
-    """Draw `samples` samples from up to eight row groups of a split, or all samples if it has fewer.
+    """Draw `samples` samples from up to eight row groups of a split, or all samples if it has
+    fewer.
 
     The batch has no groups.
     """
@@ -171,28 +191,32 @@ def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch
 
 
 def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
-    """Return the sample of a split that comes from one row of the log. Rows have the numbers that `predict` writes.
+    """Return the sample of a split that comes from one row of the log. Rows have the numbers that
+    `predict` writes.
 
     Raises
     ------
     ConfigError
-        If no sample comes from that row, or if several files have a row with that number and `file` is empty.
+        If no sample comes from that row, or if several files have a row with that number and `file`
+        is empty.
     """
     files = dataset.about.rows.files
     chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]
     if file and not chosen:
-        raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows have no file names'}")
+        raise ConfigError(
+            f"--row {file}:{row}: no such file; {_some(files) if files else 'rows have no file names'}"
+        )
     of_file, of_row = split_rows(np.concatenate([np.zeros(0, dtype=np.int64), *dataset.row_numbers(split)]))
     matches = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
     if not len(matches):
         raise ConfigError(
-            f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} comes from that row; `stratarec "
-            "predict` writes the row numbers"
+            f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} comes from that row; "
+            "`stratarec predict` writes the row numbers"
         )
     if len(matches) > 1:
         raise ConfigError(
-            f"--row {row}: {len(matches)} files have such a row in the split {split}; name one, as in --row "
-            f"{files[int(of_file[matches[0]])]}:{row}"
+            f"--row {row}: {len(matches)} files have such a row in the split {split}; name one, as in "
+            f"--row {files[int(of_file[matches[0]])]}:{row}"
         )
     place = int(matches[0])
     config = LoaderConfig(batch_size=_NEAR, shuffle=False, expand=True, prefetch_batches=1)

@@ -1,11 +1,13 @@
 """Export a trained model. `serving.export_manifest` describes the format.
 
-An export is data: configuration, weights, encoded tables and vocabularies, and on request the network as ONNX.
+An export is data: configuration, weights, encoded tables and vocabularies, and on request the
+network as ONNX.
 
-Records of tables are copied without their optimizer state. Rows that were in level 0 at the end of training are also
-exported as float32, so that scores equal the scores of `predict`; these are the popular rows. Rows without a current
-record are encoded, rounded to nearest: the initial values of rows that were never trained, and rows that missed steps
-of the optimizer (``train.embedding.rows: all``). Scores of these rows differ a little from those of `predict`.
+Records of tables are copied without their optimizer state. Rows that were in level 0 at the end of
+training are also exported as float32, so that scores equal the scores of `predict`; these are the
+popular rows. Rows without a current record are encoded, rounded to nearest: the initial values of
+rows that were never trained, and rows that missed steps of the optimizer (``train.embedding.rows:
+all``). Scores of these rows differ a little from those of `predict`.
 """
 
 from __future__ import annotations
@@ -113,7 +115,10 @@ def _write(trained: TrainedModel, folder: Path, *, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
-    write_tensors(folder / TABLES, {name: item for table in writers.values() for name, item in table.tensors().items()})
+    write_tensors(
+        folder / TABLES,
+        {name: item for table in writers.values() for name, item in table.tensors().items()},
+    )
     vocabularies = _write_vocabularies(trained.dataset, folder)
     (folder / README).write_text(read_me(onnx=onnx), encoding="utf-8")
     tables = {name: table.about for name, table in writers.items()}
@@ -124,14 +129,17 @@ def _write(trained: TrainedModel, folder: Path, *, onnx: bool) -> None:
             (folder / ONNX).write_bytes(_onnx_bytes(trained.model.network.eval(), manifest))
             manifest = ExportManifest(**content, files=files_of(folder))
     except pydantic.ValidationError as error:
-        raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe_error(error)}") from error
+        raise CheckpointError(
+            f"{trained.checkpoint} cannot be exported: {describe_error(error)}"
+        ) from error
     manifest.write(folder)
 
 
 def _onnx_bytes(network: Network, manifest: ExportManifest) -> bytes:
     """Return the content of ``network.onnx``.
 
-    The inputs are named `dense` and `pooled`, and for each sequence n `rows_<n>` and `mask_<n>`. The output is `score`.
+    The inputs are named `dense` and `pooled`, and for each sequence n `rows_<n>` and `mask_<n>`.
+    The output is `score`.
     """
     from onnx import helper, load_from_string
 
@@ -152,11 +160,16 @@ def files_of(folder: Path) -> dict[str, ExportedFile]:
 
 
 def read_me(*, onnx: bool) -> str:
-    """Return the text of README.txt: how to score without StrataRec, and a section on the optional file."""
+    """Return the text of README.txt: how to score without StrataRec, and a section on the optional
+    file.
+    """
     kinds = (f"       {kind.name:<12} {kind.about}" for kind in KINDS.values() if kind.about)
     codecs = "\n".join(fill(line, 120, subsequent_indent=" " * 20) for line in kinds)
     parts = ["export", *(["onnx"] if onnx else [])]
-    texts = [Path(__file__).with_name("readme").joinpath(f"{part}.txt").read_text(encoding="utf-8") for part in parts]
+    texts = [
+        Path(__file__).with_name("readme").joinpath(f"{part}.txt").read_text(encoding="utf-8")
+        for part in parts
+    ]
     return "".join(texts).replace("@CODECS@", codecs)
 
 
@@ -199,15 +212,24 @@ _PIECE_BYTES = 8 << 20
 
 
 class TableWriter:
-    """Reads one table of a trained model in chunks of rows, in the form in which an export stores it."""
+    """Reads one table of a trained model in chunks of rows, in the form in which an export stores
+    it.
+    """
 
     def __init__(self, trained: TrainedModel, config: EmbeddingBagConfig) -> None:
-        self._collection, self._config = trained.model.embeddings, config
+        self._collection = trained.model.embeddings
+        self._config = config
         tables = self._collection.engine.tables_of(config.name)
         config_at_home = tables.codec.config if isinstance(tables, CachedTables) else CodecConfig()
-        self._cached = tables if isinstance(tables, CachedTables) and config_at_home.kind != "fp32" else None
+        self._cached = (
+            tables if isinstance(tables, CachedTables) and config_at_home.kind != "fp32" else None
+        )
         self._step = max(_PIECE_BYTES // (4 * config.embedding_dim), 1)
-        result = [self._cached.rows_in_slots(config.name, *span) for span in self._spans()] if self._cached else []
+        result = (
+            [self._cached.rows_in_slots(config.name, *span) for span in self._spans()]
+            if self._cached
+            else []
+        )
         self._in_slots = np.concatenate(result) if result else np.zeros(0, dtype=np.int64)
         self.about = ExportedTable(
             rows=config.num_embeddings,
@@ -218,7 +240,9 @@ class TableWriter:
         )
 
     def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
-        """Return the tensors that an export stores for the table. `ExportedTable.tensors` determines their names."""
+        """Return the tensors that an export stores for the table. `ExportedTable.tensors`
+        determines their names.
+        """
         parts: dict[str, Callable[[], Iterator[Tensor]]] = {self._config.name: self._rows}
         if self._cached:
             parts = {
@@ -228,7 +252,8 @@ class TableWriter:
             }
         specs = self.about.tensors(self._config.name)
         return {
-            name: ChunkedTensor(dtype=specs[name].dtype, shape=specs[name].shape, parts=parts[name]) for name in specs
+            name: ChunkedTensor(dtype=specs[name].dtype, shape=specs[name].shape, parts=parts[name])
+            for name in specs
         }
 
     def _spans(self) -> Iterator[tuple[int, int]]:
@@ -236,7 +261,9 @@ class TableWriter:
         return ((first, min(first + self._step, rows)) for first in range(0, rows, self._step))
 
     def _floats(self, first: int, last: int) -> Tensor:
-        return finite(self._collection.rows(self._config.name, first, last)["weight"], f"table {self._config.name!r}")
+        return finite(
+            self._collection.rows(self._config.name, first, last)["weight"], f"table {self._config.name!r}"
+        )
 
     def _rows(self) -> Iterator[Tensor]:
         return (self._floats(*span) for span in self._spans())
@@ -259,16 +286,19 @@ class TableWriter:
             bad = codec.encode(source, others, encoded, others, np.zeros(len(others), dtype=np.uint64), 0)
             if bad >= 0:
                 raise CheckpointError(
-                    f"table {self._config.name!r}, row {first + int(others[bad])}: {codec.config.kind} cannot "
-                    "represent a weight; export an earlier checkpoint of the run"
+                    f"table {self._config.name!r}, row {first + int(others[bad])}: {codec.config.kind} "
+                    "cannot represent a weight; export an earlier checkpoint of the run"
                 )
             yield torch.from_numpy(encoded)
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
     """Return `tensor`; `CheckpointError` if one of its numbers is not finite."""
-    # If the sum is finite, all numbers are, and the sum takes a twentieth of the time of `isfinite`. But the sum of
-    # finite numbers may overflow, so all numbers are checked if it is not finite.
+    # If the sum is finite, all numbers are, and the sum takes a twentieth of the time of
+    # `isfinite`. But the sum of finite numbers may overflow, so all numbers are checked if it is
+    # not finite.
     if not (torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all()):
-        raise CheckpointError(f"{name} has a weight that is not finite: export an earlier checkpoint of the run")
+        raise CheckpointError(
+            f"{name} has a weight that is not finite: export an earlier checkpoint of the run"
+        )
     return tensor

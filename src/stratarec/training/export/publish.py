@@ -1,13 +1,13 @@
 """Publish a continued run to a directory: a full export, and a delta for each later period.
 
-    00000/         full export of the finished run's model
-    00001.delta/   changes by period 1
-    00002.delta/   changes by period 2, and so on
-    00007/         full export, because more than a quarter of the rows differ, or rows were renumbered
+    00000/         full export of the finished run's model 00001.delta/   changes by period 1
+    00002.delta/   changes by period 2, and so on 00007/         full export, because more than a
+    quarter of the rows differ, or rows were renumbered
 
-A server opens the last full export and applies the later deltas in order. An export or delta is either complete or
-absent. If a process is killed before it publishes a period, the next delta includes the changes by that period. After
-`revert`, numbers of periods repeat. Numbers of exports never do: what replaces a published period has the next number.
+A server opens the last full export and applies the later deltas in order. An export or delta is
+either complete or absent. If a process is killed before it publishes a period, the next delta
+includes the changes by that period. After `revert`, numbers of periods repeat. Numbers of exports
+never do: what replaces a published period has the next number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _NAME = re.compile(r"(\d{5,})(\.delta)?")
 
 
 class PublishTarget:
-    """Directory to which a run is published, on this machine or in an object store. Use it as a context.
+    """Directory to which a run is published, on this machine or in an object store. Use it as a
+    context.
 
-    A published export in an object store is copied to ``TMPDIR`` once, because a delta is the difference from it.
+    A published export in an object store is copied to ``TMPDIR`` once, because a delta is the
+    difference from it.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class PublishTarget:
     """
 
     def __init__(self, place: str) -> None:
-        self._place, self._stack = place, ExitStack()
+        self._place = place
+        self._stack = ExitStack()
         self._remote = RemoteDirectory(place, "--publish") if is_url(place) else None
 
     def __enter__(self) -> PublishTarget:
@@ -126,7 +129,9 @@ def publish(run: Path, folder: Path) -> str:
 
 
 def _published(folder: Path) -> list[tuple[int, Path]]:
-    """Return the last full export and the deltas after it, each with the number of its period, in order."""
+    """Return the last full export and the deltas after it, each with the number of its period, in
+    order.
+    """
     exports = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     exports.sort(key=lambda item: (item[0], item[1].name))
     full = [place for place, (_, path) in enumerate(exports) if path.suffix != ".delta"]

@@ -1,4 +1,5 @@
-"""Write a delta: the changes from an earlier export to a later one. Rows are compared in their encoded form.
+"""Write a delta: the changes from an earlier export to a later one. Rows are compared in their
+encoded form.
 
 `serving.export_manifest` describes the format.
 """
@@ -42,14 +43,16 @@ _PIECE = 1 << 16
 
 
 def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | None:
-    """Write the changes from the model `before` to a later export into `folder`, and return the share of changed rows.
+    """Write the changes from the model `before` to a later export into `folder`, and return the
+    share of changed rows.
 
     If the share is more than a quarter, nothing is written, and the result is None.
 
     Raises
     ------
     ExportError
-        If the export is damaged, or if a delta cannot describe its differences from the model `before`.
+        If the export is damaged, or if a delta cannot describe its differences from the model
+        `before`.
     StorageError
         If the delta cannot be written. No part of it remains then.
     """
@@ -95,7 +98,9 @@ def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.int64]:
     """Return the sorted numbers of rows that differ in any bit, and of rows that are new."""
     result = [np.arange(len(before), len(after), dtype=np.int64)]
     for first in range(0, len(before), _PIECE):
-        old, new = (item[first : min(first + _PIECE, len(before))].view(np.uint8) for item in (before, after))
+        old, new = (
+            item[first : min(first + _PIECE, len(before))].view(np.uint8) for item in (before, after)
+        )
         result.append(first + np.flatnonzero((old != new).any(axis=1)))
     return np.sort(np.concatenate(result))
 
@@ -110,7 +115,9 @@ def _tensors(
             result[CHANGED + name] = rows
             result[name] = after.arrays[name].reshape(specs[name].shape)[rows]
         result |= {
-            key: after.arrays[key].reshape(specs[key].shape) for key in (ROWS + name, FLOATS + name) if key in specs
+            key: after.arrays[key].reshape(specs[key].shape)
+            for key in (ROWS + name, FLOATS + name)
+            if key in specs
         }
     # Copied, because torch warns about arrays of a file that is mapped read-only.
     return {name: torch.from_numpy(np.array(array)) for name, array in result.items()}
@@ -118,7 +125,7 @@ def _tensors(
 
 def _append(
     folder: Path, before: Mapping[str, Vocabulary], after: Mapping[str, Vocabulary]
-) -> dict[str, ExportedVocabulary]:  # fmt: skip
+) -> dict[str, ExportedVocabulary]:
     result = {}
     (folder / "vocabulary").mkdir()
     for number, (name, now) in enumerate(after.items()):

@@ -1,7 +1,7 @@
 """Build all parts of a run in one function, each from the parts before it.
 
-A run has one phase, or two with `train.refit`: the second one continues the tested checkpoint on the samples of
-validation and test, with its own parts. `Session` contains the shared parts.
+A run has one phase, or two with `train.refit`: the second one continues the tested checkpoint on
+the samples of validation and test, with its own parts. `Session` contains the shared parts.
 """
 
 from __future__ import annotations
@@ -76,14 +76,19 @@ class Run:
     cadence: Cadence
     validation: Validation
     state: TrainingState
-    """State that the loop updates and checkpoints contain. It is never replaced by another object."""
+    """State that the loop updates and checkpoints contain. It is never replaced by another
+    object.
+    """
     rate_factor: float
     """Factor on all learning rates, in addition to that of `train.plateau`."""
 
     def restore(self, path: Path) -> None:
-        """Load the weights, rows and optimizer state of a checkpoint of this phase. `state` must be its state."""
+        """Load the weights, rows and optimizer state of a checkpoint of this phase. `state` must be
+        its state.
+        """
         difference = self.checkpoints.restore(path)
-        if self.members is not None and not self.state.evaluations:  # the run is resumed beyond its closing evaluation
+        # the run is resumed beyond its closing evaluation
+        if self.members is not None and not self.state.evaluations:
             self.members.reset()
         self.session.progress.say(f"resuming from {path}")
         threads, before = self.session.threads.threads, self.state.threads
@@ -92,15 +97,20 @@ class Run:
             self.report_difference(reason)
 
     def report_difference(self, reason: str) -> None:
-        """Report and record that, from the current step on, another run of the recipe may differ in its last bits."""
+        """Report and record that, from the current step on, another run of the recipe may differ in
+        its last bits.
+        """
         step = self.state.step
         self.state.may_differ.append((step, reason))
-        self.session.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
+        self.session.progress.say(
+            f"{reason}: from step {step:,} on another run may differ in its last bits"
+        )
 
     def fit_trees(self, stack: ExitStack, dataset: Dataset, *, growth: float = 0.0) -> TreeFit | None:
         """Start to fit the trees of an ensemble to `dataset`. `TreeFit` describes `growth`.
 
-        Returns the fit, which `store_trees` ends; None if there are no trees, or if they are stored already.
+        Returns the fit, which `store_trees` ends; None if there are no trees, or if they are stored
+        already.
         """
         trees, average = self.model.network.trees, self.pipeline.average
         if trees is None:
@@ -119,8 +129,12 @@ class Run:
             self.report_difference(difference)
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Return a context in which an error of the device names the largest batch size that fits."""
-        fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
+        """Return a context in which an error of the device names the largest batch size that
+        fits.
+        """
+        fitting = partial(
+            largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision
+        )
         return device_errors(self.model.device, self.config.batch_size, fitting)
 
     def close(self) -> None:
@@ -152,7 +166,8 @@ def build_run(
     plan : Plan or None
         Placement of the tables, from `find_plan`.
     state : TrainingState
-        State from which the phase starts. Weights and rows are those of a new model (see `Run.restore`).
+        State from which the phase starts. Weights and rows are those of a new model (see
+        `Run.restore`).
     chooses_members : bool
         Whether validation chooses the best step of each member of an ensemble.
     earlier : int
@@ -160,7 +175,10 @@ def build_run(
     rate_factor : float
         Factor on all learning rates, in addition to that of `train.plateau`.
     """
-    recipe, dataset, mesh, config = resolved.recipe, resolved.dataset, resolved.mesh, resolved.recipe.train
+    recipe = resolved.recipe
+    dataset = resolved.dataset
+    mesh = resolved.mesh
+    config = resolved.recipe.train
     place = recipe.place if mesh.ranks == 1 else f"{recipe.place}-rank-{mesh.rank}"
     with ExitStack() as stack:
         model = new_model(recipe, dataset, plan, place, mesh, resolved.device)
@@ -171,36 +189,71 @@ def build_run(
         if mesh.ranks == 1:
             pipeline = build_pipeline(
                 model, optimizer, config, loader, wait_for_kernels=session.wait_for_kernels
-            )  # fmt: skip
+            )
         else:
             reducer = GradientReducer(mesh, model.network, recipe.distributed.dense_wire)
             pipeline = RankPipeline(mesh, model, optimizer, config, loader, reduction=reducer)
-        pipeline.earlier, pipeline.rate_factor, pipeline.say = earlier, rate_factor, session.progress.say
+        pipeline.earlier = earlier
+        pipeline.rate_factor = rate_factor
+        pipeline.say = session.progress.say
         members = best_members(model, config, mesh.ranks) if chooses_members else None
         checkpoints = CheckpointManager(
-            folder=folder, model=model, optimizer=optimizer, average=pipeline.average, members=members, config=config,
-            identity=identity(recipe, dataset), mesh=mesh, saved=session.saved,
-        )  # fmt: skip
+            folder=folder,
+            model=model,
+            optimizer=optimizer,
+            average=pipeline.average,
+            members=members,
+            config=config,
+            identity=identity(recipe, dataset),
+            mesh=mesh,
+            saved=session.saved,
+        )
         cadence = Cadence(
-            config, config.steps(len(loader)), ahead=pipeline.engine.lookahead, stop=lambda: session.stop.received,
+            config,
+            config.steps(len(loader)),
+            ahead=pipeline.engine.lookahead,
+            stop=lambda: session.stop.received,
             agree=pipeline.agree,
-        )  # fmt: skip
+        )
         validation = Validation(
-            model=model, dataset=dataset, config=config, progress=session.progress, check=cadence.check, mesh=mesh,
-            average=pipeline.average, members=members,
-        )  # fmt: skip
+            model=model,
+            dataset=dataset,
+            config=config,
+            progress=session.progress,
+            check=cadence.check,
+            mesh=mesh,
+            average=pipeline.average,
+            members=members,
+        )
         stack.pop_all()
     return Run(
-        session=session, config=config, dataset=dataset, plan=plan, model=model, optimizer=optimizer, loader=loader,
-        pipeline=pipeline, members=members, checkpoints=checkpoints, cadence=cadence, validation=validation,
-        state=state, rate_factor=rate_factor,
-    )  # fmt: skip
+        session=session,
+        config=config,
+        dataset=dataset,
+        plan=plan,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        pipeline=pipeline,
+        members=members,
+        checkpoints=checkpoints,
+        cadence=cadence,
+        validation=validation,
+        state=state,
+        rate_factor=rate_factor,
+    )
 
 
 def find_plan(
-    folder: Path, recipe: Recipe, dataset: Dataset, mesh: Mesh, device: torch.device, chosen: Plan | None = None
+    folder: Path,
+    recipe: Recipe,
+    dataset: Dataset,
+    mesh: Mesh,
+    device: torch.device,
+    chosen: Plan | None = None,
 ) -> Plan | None:
-    """Return the placement of the tables of `dataset`: `chosen`, the plan in `folder`, or a new plan.
+    """Return the placement of the tables of `dataset`: `chosen`, the plan in `folder`, or a new
+    plan.
 
     It is None if all tables are simply float32 in DRAM.
     """
@@ -208,8 +261,10 @@ def find_plan(
     def find() -> Plan | None:
         level0: Memory = "hbm" if on_gpu(recipe, device) else "dram"
         return (
-            chosen or read_plan(folder, recipe, dataset, level0) or new_plan(recipe, dataset, mesh.ranks, device)
-        )  # fmt: skip
+            chosen
+            or read_plan(folder, recipe, dataset, level0)
+            or new_plan(recipe, dataset, mesh.ranks, device)
+        )
 
     if mesh.ranks == 1:
         return find()
@@ -218,8 +273,12 @@ def find_plan(
     return None if content is None else Plan.from_dict(content)
 
 
-def build_loader(recipe: Recipe, dataset: Dataset, mesh: Mesh, plan: Plan | None, progress: Progress) -> Loader:
-    """Build the loader of training batches. Hot inputs of `plan` have separate batches if the recipe asks for them."""
+def build_loader(
+    recipe: Recipe, dataset: Dataset, mesh: Mesh, plan: Plan | None, progress: Progress
+) -> Loader:
+    """Build the loader of training batches. Hot inputs of `plan` have separate batches if the
+    recipe asks for them.
+    """
     config = loader_config(recipe.train)
     if mesh.ranks > 1 or not recipe.hot.separate_batches:
         return Loader(dataset, "train", config, BatchShare(rank=mesh.place, ranks=mesh.ranks))

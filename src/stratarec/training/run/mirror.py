@@ -1,12 +1,12 @@
 """Copy of a run in an object store (`train.mirror`), from which the run resumes on another machine.
 
-    session.json            process that may write: the last one that started
-    files/<hash>-<bytes>    content of files; files that are equal are stored once
-    versions/00000007.json  run, step, and the path, hash and bytes of every file; written after all files
+    session.json            process that may write: the last one that started files/<hash>-<bytes>
+    content of files; files that are equal are stored once versions/00000007.json  run, step, and
+    the path, hash and bytes of every file; written after all files
 
-A version is complete, because the object that lists its files is written last, under a new name. A thread copies the
-files after each checkpoint, and training does not wait for it. If several checkpoints are written during one copy, only
-the last one is copied next.
+A version is complete, because the object that lists its files is written last, under a new name. A
+thread copies the files after each checkpoint, and training does not wait for it. If several
+checkpoints are written during one copy, only the last one is copied next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,17 @@ from stratarec.io.remote import RemoteDirectory
 from stratarec.io.sealed import Count, Hash, Model, parse_sealed, read_sealed, sealed_text, write_sealed
 from stratarec.progress import Progress
 from stratarec.training import checkpoint
-from stratarec.training.run.run_directory import FILES, MIRROR, PLAN, RECIPE, REFIT, REPORT, RESULT, RUN, TRACE
+from stratarec.training.run.run_directory import (
+    FILES,
+    MIRROR,
+    PLAN,
+    RECIPE,
+    REFIT,
+    REPORT,
+    RESULT,
+    RUN,
+    TRACE,
+)
 
 FORMAT: Literal[1] = 1
 SESSION = "session.json"
@@ -53,8 +63,8 @@ _THREADS = 8
 _RETRY_SECONDS, _SAY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0), 60.0
 # Longest pause between two attempts once the run waits for the mirror.
 _CLOSING_RETRY_SECONDS = 5.0
-# Seconds for which the end of a run waits while every attempt fails, and for which a stopped run waits at all. Machines
-# that are taken away at short notice leave about two minutes.
+# Seconds for which the end of a run waits while every attempt fails, and for which a stopped run
+# waits at all. Machines that are taken away at short notice leave about two minutes.
 _PATIENCE, _STOP_SECONDS = 300.0, 90.0
 # If the end of a run waits longer than this for the mirror, it says so.
 _QUIET_SECONDS = 2.0
@@ -71,7 +81,9 @@ class MirrorIdentity(Model):
 
 
 def local_identity(run: Path) -> str:
-    """Return the identity of a run that has a mirror, as its directory records it; empty if it has none yet."""
+    """Return the identity of a run that has a mirror, as its directory records it; empty if it has
+    none yet.
+    """
     path = run / MIRROR
     return read_sealed(path, MirrorIdentity, "remove it", CheckpointError).run if path.exists() else ""
 
@@ -92,7 +104,9 @@ class Version(Model):
         for name in value:
             path = PurePosixPath(name)
             first, *others = path.parts or ("",)
-            is_plain = not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
+            is_plain = (
+                not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
+            )
             in_checkpoint = _IN_CHECKPOINT.fullmatch(name)
             in_curves = first == "tensorboard" and len(others) == 1
             if not is_plain or not (in_checkpoint or in_curves or name in _SMALL):
@@ -130,12 +144,17 @@ class RunMirror:
     """
 
     def __init__(self, url: str, run: Path, progress: Progress) -> None:
-        self._store, self._run, self._progress = RemoteDirectory(url, "train.mirror"), run, progress
+        self._store = RemoteDirectory(url, "train.mirror")
+        self._run = run
+        self._progress = progress
         self._versions = self._read_versions()
         self._hashes: dict[tuple[int, ...], Hash] = {}
-        self._pending, self._closing = threading.Event(), threading.Event()
+        self._pending = threading.Event()
+        self._closing = threading.Event()
         self._failed_at: float | None = None
-        self._said_at, self._error, self._lost = -_SAY_SECONDS, "", False
+        self._said_at = -_SAY_SECONDS
+        self._error = ""
+        self._lost = False
         self._copied_step: int | None = None
 
     def _read_versions(self) -> dict[int, Version]:
@@ -148,7 +167,9 @@ class RunMirror:
                 version = parse_sealed(self._store.read(name), origin, Version, _ADVICE, CheckpointError)
                 if all(sizes.get(object_name(key)) == key[1] for key in version.files.values()):
                     versions[int(match[1])] = version
-        self._last_number = max((int(match[1]) for match in map(_VERSION.fullmatch, sizes) if match), default=0)
+        self._last_number = max(
+            (int(match[1]) for match in map(_VERSION.fullmatch, sizes) if match), default=0
+        )
         self._stored = {name for name in sizes if name.startswith("files/")}
         return dict(sorted(versions.items()))
 
@@ -157,12 +178,14 @@ class RunMirror:
         return next(reversed(self._versions.values()), None)
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Check that this run may use the mirror and, if it resumes, copy the files that the run's directory lacks.
+        """Check that this run may use the mirror and, if it resumes, copy the files that the run's
+        directory lacks.
 
         Raises
         ------
         CheckpointError
-            If the mirror has another run, or if it has a run and neither `resume` nor `overwrite` is set.
+            If the mirror has another run, or if it has a run and neither `resume` nor `overwrite`
+            is set.
         StorageError
             If the mirror cannot be read, or the run's directory cannot be written.
         """
@@ -171,20 +194,22 @@ class RunMirror:
             return
         if not resume:
             raise CheckpointError(
-                f"train.mirror: {self._store} holds a run up to step {newest.step:,}: pass --resume to continue it, "
-                "--overwrite to replace it, or name another train.mirror"
+                f"train.mirror: {self._store} holds a run up to step {newest.step:,}: pass --resume to "
+                "continue it, --overwrite to replace it, or name another train.mirror"
             )
         local = checkpoint.list_checkpoints(self._run / "checkpoints")
         if local and local_identity(self._run) != newest.run:
             raise CheckpointError(
-                f"train.mirror: {self._store} holds another run than {self._run}: name another train.mirror, or "
-                "another train.run to resume the run of the mirror there"
+                f"train.mirror: {self._store} holds another run than {self._run}: name another "
+                "train.mirror, or another train.run to resume the run of the mirror there"
             )
         if not local or checkpoint.read_state(local[-1])["step"] < newest.step:
             self._fetch(newest)
 
     def _fetch(self, version: Version) -> None:
-        """Copy the files that the run's directory lacks. An interrupted copy continues at the next start."""
+        """Copy the files that the run's directory lacks. An interrupted copy continues at the next
+        start.
+        """
         claim(self._run, RUN)
         with directory_lock(self._run):
             write_sealed(self._run / MIRROR, {"format": FORMAT, "run": version.run})
@@ -195,12 +220,17 @@ class RunMirror:
                 else:
                     (self._run / name).parent.mkdir(exist_ok=True)
                     write_atomic(self._run / name, lambda file, key=key: file.write(self._read(key)))  # type: ignore[misc]
-            lacking = {step: files for step, files in sorted(steps.items()) if not (self._run / step).exists()}
+            lacking = {
+                step: files for step, files in sorted(steps.items()) if not (self._run / step).exists()
+            }
             total = sum(key[1] for files in lacking.values() for key in files.values())
             self._progress.say(f"copying step {version.step:,} from {self._store}")
             self._progress.start("copy from the mirror", total, "bytes")
             for step, files in lacking.items():
-                with working_directory(self._run / step, ()) as temporary, ThreadPoolExecutor(_THREADS) as pool:
+                with (
+                    working_directory(self._run / step, ()) as temporary,
+                    ThreadPoolExecutor(_THREADS) as pool,
+                ):
                     list(pool.map(lambda item: self._download(temporary / item[0], item[1]), files.items()))
                     rename_directory(temporary, self._run / step)
             self._progress.finish()
@@ -218,11 +248,14 @@ class RunMirror:
         self._progress.advance(key[1])
 
     def _damaged(self, key: Key) -> CheckpointError:
-        return CheckpointError(f"{self._store}/{object_name(key)} is damaged: its hash does not match; {_ADVICE}")
+        return CheckpointError(
+            f"{self._store}/{object_name(key)} is damaged: its hash does not match; {_ADVICE}"
+        )
 
     @contextmanager
     def copying(self) -> Iterator[Callable[[], None]]:
-        """Copy checkpoints inside the context, in a thread. At its end, wait until the last one is copied.
+        """Copy checkpoints inside the context, in a thread. At its end, wait until the last one is
+        copied.
 
         Yields
         ------
@@ -232,8 +265,8 @@ class RunMirror:
         Raises
         ------
         StorageError
-            At the start, if the mirror cannot be written. At the end of a run that was not stopped, if the mirror is
-            not complete after several minutes of attempts.
+            At the start, if the mirror cannot be written. At the end of a run that was not stopped,
+            if the mirror is not complete after several minutes of attempts.
         """
         self._identity = local_identity(self._run) or secrets.token_hex(16)
         if not (self._run / MIRROR).exists():
@@ -254,8 +287,8 @@ class RunMirror:
         self._finish(thread, None)
         if self._error:
             raise StorageError(
-                f"{self._run} is complete, but its mirror is not: {self._error}; to copy the rest, run the same "
-                "command with --resume"
+                f"{self._run} is complete, but its mirror is not: {self._error}; to copy the rest, run the "
+                "same command with --resume"
             )
 
     def _finish(self, thread: threading.Thread, seconds: float | None) -> None:
@@ -266,7 +299,9 @@ class RunMirror:
             thread.join(seconds)
 
     def _work(self) -> None:
-        """Copy whenever there is a new checkpoint, until the context ends and everything is copied."""
+        """Copy whenever there is a new checkpoint, until the context ends and everything is
+        copied.
+        """
         attempt = 0
         while not self._lost:
             while not self._pending.wait(0.2):
@@ -280,7 +315,9 @@ class RunMirror:
                 continue
             except Exception as error:  # nothing may end training
                 self._pending.set()
-                self._error = str(error) if isinstance(error, StrataError) else f"{type(error).__name__}: {error}"
+                self._error = (
+                    str(error) if isinstance(error, StrataError) else f"{type(error).__name__}: {error}"
+                )
                 now = time.monotonic()
                 self._failed_at = self._failed_at or now
                 if self._lost or now - self._said_at >= _SAY_SECONDS:
@@ -292,8 +329,12 @@ class RunMirror:
                 attempt += 1
                 continue
             if self._failed_at is not None and self._said_at > 0:
-                self._progress.say(f"the mirror {self._store} has caught up: it has step {self._copied_step or 0:,}")
-            attempt, self._failed_at, self._error = 0, None, ""
+                self._progress.say(
+                    f"the mirror {self._store} has caught up: it has step {self._copied_step or 0:,}"
+                )
+            attempt = 0
+            self._failed_at = None
+            self._error = ""
 
     def _pause(self, seconds: float) -> None:
         """Wait before the next attempt: shorter once the run waits for the mirror."""
@@ -332,7 +373,9 @@ class RunMirror:
         content = sealed_text(version.to_dict()).encode()
         # With a new name: if two processes write, one of them fails.
         self._store.write(f"versions/{number:08d}.json", content, new=True)
-        self._last_number, self._versions[number], self._copied_step = number, version, step
+        self._last_number = number
+        self._versions[number] = version
+        self._copied_step = step
         with suppress(StorageError):  # tried again after the next checkpoint
             self._prune()
 
@@ -344,15 +387,19 @@ class RunMirror:
         if session != self._session:
             self._lost = True
             raise StorageError(
-                f"another process began to write to {self._store}, so this run no longer does; give each run its own "
-                "train.mirror"
+                f"another process began to write to {self._store}, so this run no longer does; give each "
+                "run its own train.mirror"
             )
 
     def _collect(self, stack: ExitStack) -> tuple[dict[str, Path | bytes], dict[Path, int]]:
-        """Lock the checkpoints, and return name -> path or content of all files, and state file -> inode."""
+        """Lock the checkpoints, and return name -> path or content of all files, and state file ->
+        inode.
+        """
         files: dict[str, Path | bytes] = {}
         states = {}
-        for path in chain.from_iterable(checkpoint.list_checkpoints(self._run / name) for name in _CHECKPOINTS):
+        for path in chain.from_iterable(
+            checkpoint.list_checkpoints(self._run / name) for name in _CHECKPOINTS
+        ):
             with suppress(CheckpointError, OSError):  # it is being removed
                 stack.enter_context(checkpoint.locked(path))
                 states[path / checkpoint.STATE] = os.stat(path / checkpoint.STATE).st_ino

@@ -1,12 +1,14 @@
-"""Open the final model of a run, and start a new run from the weights of an earlier one (`train --from`).
+"""Open the final model of a run, and start a new run from the weights of an earlier one (`train
+--from`).
 
-A new run can start from an earlier run if each vocabulary of its data set begins with the vocabulary of the same name
-in the earlier run's data set. This is so if both are equal, or if the new data set was prepared with the old one as
-`data.vocabulary.base`, directly or through others. Rows keep their numbers and values. Rows that the earlier run never
-trained have their initial values. The new run takes the network and the optimizer state from the earlier one, but its
-steps, schedules, order of samples and random numbers begin as in any new run. Adam's bias correction continues, because
-its moments do. A checkpoint of step 0 is written before the first step, so the new run can resume without the earlier
-run.
+A new run can start from an earlier run if each vocabulary of its data set begins with the
+vocabulary of the same name in the earlier run's data set. This is so if both are equal, or if the
+new data set was prepared with the old one as `data.vocabulary.base`, directly or through others.
+Rows keep their numbers and values. Rows that the earlier run never trained have their initial
+values. The new run takes the network and the optimizer state from the earlier one, but its steps,
+schedules, order of samples and random numbers begin as in any new run. Adam's bias correction
+continues, because its moments do. A checkpoint of step 0 is written before the first step, so the
+new run can resume without the earlier run.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from stratarec.training.torch_setup import device_of
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
-    """Raise `CheckpointError` if a checkpoint was not written by a run with this `identity` on this `dataset`.
+    """Raise `CheckpointError` if a checkpoint was not written by a run with this `identity` on this
+    `dataset`.
 
     It must have the same model, optimizers and samples.
     """
@@ -55,13 +58,14 @@ def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) ->
     if identity["dataset"] != stored["dataset"]:
         detail = input_difference(dataset, stored["inputs"]) or "it holds other samples"
         raise CheckpointError(
-            f"{path} is of another model or data set: {dataset.path} is not its training data ({detail}); prepare "
-            "the data as it was, or train again with --overwrite or another train.run"
+            f"{path} is of another model or data set: {dataset.path} is not its training data ({detail}); "
+            "prepare the data as it was, or train again with --overwrite or another train.run"
         )
 
 
 def _check_model(path: Path, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if the model or an optimizer in `identity` differs from that in the checkpoint `path`.
+    """Raise `CheckpointError` if the model or an optimizer in `identity` differs from that in the
+    checkpoint `path`.
 
     `stored` is the identity in the checkpoint.
     """
@@ -69,14 +73,16 @@ def _check_model(path: Path, identity: Mapping[str, Any], stored: Mapping[str, A
         difference = first_difference(identity[part], stored[part], part)
         if difference is not None:
             raise CheckpointError(
-                f"{path} is of another model or data set: {difference.field} is {difference.have!r} there and "
-                f"{difference.want!r} here"
+                f"{path} is of another model or data set: {difference.field} is {difference.have!r} there "
+                f"and {difference.want!r} here"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """Model with the weights of a checkpoint, its recipe and its data set. At the end of a context it closes itself."""
+    """Model with the weights of a checkpoint, its recipe and its data set. At the end of a context
+    it closes itself.
+    """
 
     recipe: Recipe
     dataset: Dataset
@@ -87,25 +93,33 @@ class TrainedModel:
     mesh: Mesh
     """Processes among which the tables are divided."""
     maps: tuple[LogitMap, ...]
-    """Calibration map of each label, which the model's scores include; empty without calibration."""
+    """Calibration map of each label, which the model's scores include; empty without
+    calibration.
+    """
     plan: Plan | None
     """Placement of the tables; None if all tables are simply float32 in DRAM."""
     resources: ExitStack
     """Locks, memory and files that `close` releases."""
     trained_splits: tuple[str, ...]
-    """Splits of the data set on which the model was trained; empty if the model was trained on another data set."""
+    """Splits of the data set on which the model was trained; empty if the model was trained on
+    another data set.
+    """
     is_refitted: bool
     """Whether the model was trained on validation and test samples, too (`train.refit`)."""
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
 
     def with_fields(self, overrides: Sequence[str]) -> TrainedModel:
-        """Return the same model with other fields of the recipe, such as ``data.on_bad_row=skip``."""
+        """Return the same model with other fields of the recipe, such as
+        ``data.on_bad_row=skip``.
+        """
         return replace(self, recipe=self.recipe.with_overrides(overrides)) if overrides else self
 
     @property
     def events(self) -> pl.DataFrame | None:
-        """Events of users up to the end of the last period; None if there are no periods or no histories."""
+        """Events of users up to the end of the last period; None if there are no periods or no
+        histories.
+        """
         return self.dataset.events() if self.period else None
 
     @property
@@ -120,7 +134,9 @@ class TrainedModel:
         return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
     def close(self) -> None:
-        """Release the data set, and the memory and files of the tables. The model cannot be used afterwards."""
+        """Release the data set, and the memory and files of the tables. The model cannot be used
+        afterwards.
+        """
         self.resources.close()
 
     def __enter__(self) -> TrainedModel:
@@ -131,23 +147,32 @@ class TrainedModel:
 
 
 def open_run(
-    path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None,
-    device: str | None = "cpu", tested: bool = False,
-) -> TrainedModel:  # fmt: skip
-    """Open the model of a run: of its last period, or, if it was not continued, of the refit or of the final test.
+    path: str | Path,
+    data: str | Path | None = None,
+    *,
+    same_samples: bool = True,
+    mesh: Mesh | None = None,
+    device: str | None = "cpu",
+    tested: bool = False,
+) -> TrainedModel:
+    """Open the model of a run: of its last period, or, if it was not continued, of the refit or of
+    the final test.
 
-    If the run has no result yet, the best checkpoint so far is opened, or without evaluations the last one.
+    If the run has no result yet, the best checkpoint so far is opened, or without evaluations the
+    last one.
 
     Parameters
     ----------
     data : path
-        Another prepared data set with the same vocabularies. By default, the data set of the run is used.
+        Another prepared data set with the same vocabularies. By default, the data set of the run is
+        used.
     same_samples : bool
         Whether to refuse the data set of the run if it was prepared again with other samples.
     mesh : Mesh
         Processes that open the model together; by default only this one.
     device : str or None
-        Device of the network, and of the rows if they were trained in GPU memory. None means the device of training.
+        Device of the network, and of the rows if they were trained in GPU memory. None means the
+        device of training.
     tested : bool
         Whether to open the model of the final test even if the run was refitted or continued.
 
@@ -177,7 +202,9 @@ def open_run(
             recipe = replace(recipe, data=replace(recipe.data, path=str(folder / periods.DATA)))
         mesh.check_same({"checkpoint": str(chosen.relative_to(path))})
         place = device_of(recipe.train.device if device is None else device, mesh.ranks, "--device")
-        opened = _open(folder, recipe, chosen, data, same_samples=same_samples, mesh=mesh, maps=maps, device=place)
+        opened = _open(
+            folder, recipe, chosen, data, same_samples=same_samples, mesh=mesh, maps=maps, device=place
+        )
         return replace(opened, period=number)
 
 
@@ -188,15 +215,16 @@ def require_run(path: Path) -> None:
         raise CheckpointError(f"{path} is not a run: {what}; name the directory that `train` wrote")
 
 
-# Number of tries, because a training that is still running may remove the checkpoint that is about to be read.
+# Number of tries, because a training that is still running may remove the checkpoint that is about
+# to be read.
 _TRIES = 10
 
 
 def lock_chosen_checkpoint(path: Path, stack: ExitStack, *, tested: bool) -> Path:
     """Choose a checkpoint of a run without periods, lock it until `stack` is closed, and return it.
 
-    If `tested` is true, it is the checkpoint that was tested, else the one that scores new samples. The run may still
-    be training.
+    If `tested` is true, it is the checkpoint that was tested, else the one that scores new samples.
+    The run may still be training.
     """
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1
@@ -212,13 +240,22 @@ def lock_chosen_checkpoint(path: Path, stack: ExitStack, *, tested: bool) -> Pat
 
 
 def _open(
-    path: Path, recipe: Recipe, chosen: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh,
-    maps: tuple[LogitMap, ...], device: torch.device,
-) -> TrainedModel:  # fmt: skip
+    path: Path,
+    recipe: Recipe,
+    chosen: Path,
+    data: str | Path | None,
+    *,
+    same_samples: bool,
+    mesh: Mesh,
+    maps: tuple[LogitMap, ...],
+    device: torch.device,
+) -> TrainedModel:
     state = checkpoint.read_state(chosen)
     stored, training = state["identity"], TrainingState(**state["training"])
     is_refitted = training.phase == "refit"
-    dataset = open_trained_data(path, recipe, chosen, stored, data, same_samples=same_samples, complete=is_refitted)
+    dataset = open_trained_data(
+        path, recipe, chosen, stored, data, same_samples=same_samples, complete=is_refitted
+    )
     with ExitStack() as stack:
         stack.enter_context(dataset.locked())
         # A run may come from another user, so nothing is written to the paths in its recipe.
@@ -229,13 +266,24 @@ def _open(
         if maps:
             model.network.calibration = Calibration(maps).to(device)
         resources = stack.pop_all()
-    trained_splits = () if dataset.fingerprint != stored["dataset"] else SPLITS if is_refitted else SPLITS[:1]
+    trained_splits = (
+        () if dataset.fingerprint != stored["dataset"] else SPLITS if is_refitted else SPLITS[:1]
+    )
     best_entry = best(training.evaluations, recipe.train.early_stopping)
     validated = best_entry is not None and best_entry["step"] == training.step
     return TrainedModel(
-        recipe=recipe, dataset=dataset, model=model, checkpoint=chosen, validated=validated, mesh=mesh, maps=maps,
-        plan=plan, resources=resources, trained_splits=trained_splits, is_refitted=is_refitted,
-    )  # fmt: skip
+        recipe=recipe,
+        dataset=dataset,
+        model=model,
+        checkpoint=chosen,
+        validated=validated,
+        mesh=mesh,
+        maps=maps,
+        plan=plan,
+        resources=resources,
+        trained_splits=trained_splits,
+        is_refitted=is_refitted,
+    )
 
 
 @contextmanager
@@ -252,13 +300,20 @@ def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def open_trained_data(
-    path: Path, recipe: Recipe, chosen: Path, stored: Mapping[str, Any], data: str | Path | None = None,
-    *, same_samples: bool = True, complete: bool,
-) -> Dataset:  # fmt: skip
-    """Open the data set of a run, or the data set `data`, and check that the checkpoint `chosen` fits it.
+    path: Path,
+    recipe: Recipe,
+    chosen: Path,
+    stored: Mapping[str, Any],
+    data: str | Path | None = None,
+    *,
+    same_samples: bool = True,
+    complete: bool,
+) -> Dataset:
+    """Open the data set of a run, or the data set `data`, and check that the checkpoint `chosen`
+    fits it.
 
-    `stored` is the identity in the checkpoint; `same_samples` is that of `open_run`. With `complete`, held-out values
-    have rows, as for the model of a refit.
+    `stored` is the identity in the checkpoint; `same_samples` is that of `open_run`. With
+    `complete`, held-out values have rows, as for the model of a refit.
     """
     dataset = _open_data(path, recipe, data)
     dataset = dataset.complete() if complete else dataset
@@ -266,11 +321,13 @@ def open_trained_data(
     difference = input_difference(dataset, stored["inputs"])
     if difference:
         advice = "rows of the log, or pass the log itself" if complete else "training samples"
-        raise DatasetError(f"{dataset.path} does not fit {path}: {difference}; prepare it from the same {advice}")
+        raise DatasetError(
+            f"{dataset.path} does not fit {path}: {difference}; prepare it from the same {advice}"
+        )
     if data is None and same_samples and dataset.fingerprint != stored["dataset"]:
         raise DatasetError(
-            f"{dataset.path} has been prepared again with other samples since {path} was trained; to use it anyway, "
-            f"name it: {path} {dataset.path}"
+            f"{dataset.path} has been prepared again with other samples since {path} was trained; to use "
+            f"it anyway, name it: {path} {dataset.path}"
         )
     return dataset
 
@@ -286,15 +343,23 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
 
 
 def _chosen_checkpoint(path: Path, *, tested: bool) -> Path:
-    """Return the checkpoint of the result, or before it the best one so far, or without evaluations the last one."""
+    """Return the checkpoint of the result, or before it the best one so far, or without evaluations
+    the last one.
+    """
     result, recipe = read_result(path), read_recipe(path)
     if result is not None:
         return result.tested(path) if tested else result.served(path)
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet")
-    chosen = best(checkpoint.read_state(checkpoints[-1])["training"]["evaluations"], recipe.train.early_stopping)
-    path = checkpoints[-1] if chosen is None else checkpoint.step_path(checkpoints[-1].parent, int(chosen["step"]))
+    chosen = best(
+        checkpoint.read_state(checkpoints[-1])["training"]["evaluations"], recipe.train.early_stopping
+    )
+    path = (
+        checkpoints[-1]
+        if chosen is None
+        else checkpoint.step_path(checkpoints[-1].parent, int(chosen["step"]))
+    )
     return path if path in checkpoints else checkpoints[-1]
 
 
@@ -316,20 +381,23 @@ class WarmStart:
 @contextmanager
 def open_warm_start(
     earlier: str | Path, run: Path, identity: Mapping[str, Any], dataset: Dataset, mesh: Mesh
-) -> Iterator[WarmStart]:  # fmt: skip
-    """Lock and check the checkpoint of the run `earlier` from which the new `run` on `dataset` starts.
+) -> Iterator[WarmStart]:
+    """Lock and check the checkpoint of the run `earlier` from which the new `run` on `dataset`
+    starts.
 
     Raises
     ------
     CheckpointError
-        If `earlier` is not a run, has no checkpoint, has another model or other features, or if its vocabularies are
-        not the beginning of those of `dataset`. The message names the field.
+        If `earlier` is not a run, has no checkpoint, has another model or other features, or if its
+        vocabularies are not the beginning of those of `dataset`. The message names the field.
     ConfigError
         If `earlier` is the new run itself.
     """
     earlier = Path(earlier)
     if earlier.resolve() == run.resolve():
-        raise ConfigError(f"--from names {earlier}, which is the run to train: name another run, or another train.run")
+        raise ConfigError(
+            f"--from names {earlier}, which is the run to train: name another run, or another train.run"
+        )
     require_run(earlier)
     with ExitStack() as stack:
         recipe = read_recipe(earlier)
@@ -340,7 +408,9 @@ def open_warm_start(
         _check_same_model(earlier, identity, stored["model"], train)
         difference = feature_difference(dataset, stored["inputs"])
         if difference:
-            raise CheckpointError(f"{dataset.path} does not extend the data set of {earlier}: {difference}; {_ADVICE}")
+            raise CheckpointError(
+                f"{dataset.path} does not extend the data set of {earlier}: {difference}; {_ADVICE}"
+            )
         for name, entry in stored["inputs"]["vocabularies"].items():
             _check_begins(dataset, name, earlier, entry)
         yield WarmStart(path=chosen, rows=train.embedding)
@@ -349,8 +419,12 @@ def open_warm_start(
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
 
 
-def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
-    """Raise `CheckpointError` if the earlier run has another model, or optimizers of another kind, than `identity`."""
+def _check_same_model(
+    earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig
+) -> None:
+    """Raise `CheckpointError` if the earlier run has another model, or optimizers of another kind,
+    than `identity`.
+    """
     difference = first_difference(identity["model"], model, "model")
     for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
         want = {"kind": identity["train"][part]["kind"]}
@@ -363,16 +437,22 @@ def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping
 
 
 def _check_begins(dataset: Dataset, name: str, earlier: Path, stored: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` unless a vocabulary of `dataset` begins with the values of the earlier run's vocabulary.
+    """Raise `CheckpointError` unless a vocabulary of `dataset` begins with the values of the
+    earlier run's vocabulary.
 
     `stored` describes the earlier vocabulary.
     """
     info, values, tail = dataset.vocabularies[name], int(stored["values"]), int(stored["tail_buckets"])
-    if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, stored["digest"]):
+    if (
+        tail != info.tail_buckets
+        or values > info.values
+        or not _begins(dataset, name, values, stored["digest"])
+    ):
         raise CheckpointError(
-            f"{dataset.path} does not extend the data set of {earlier}: vocabulary {name!r} has {info.values:,} values "
-            f"and {info.tail_buckets} tail buckets, and does not begin with the {values:,} values and {tail} tail "
-            f"buckets of that run; {_ADVICE}"
+            f"{dataset.path} does not extend the data set of {earlier}: vocabulary {name!r} has "
+            f"{info.values:,} values "
+            f"and {info.tail_buckets} tail buckets, and does not begin with the {values:,} values and "
+            f"{tail} tail buckets of that run; {_ADVICE}"
         )
 
 

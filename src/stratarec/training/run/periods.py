@@ -2,14 +2,14 @@
 
 periods/period-00001/
     period.json     description of the log, scores, and hashes of the other files; sealed
-    recipe.json     recipe of the run for this log; for `forget` and `rebase`, the recipe of the previous period
-    plan.json       placement of the tables, if there is one
-    data/           prepared log with vocabularies, counts of all values, and the last events of users
-    checkpoints/    the checkpoint at the end of the period
+    recipe.json     recipe of the run for this log; for `forget` and `rebase`, the recipe of the
+    previous period plan.json       placement of the tables, if there is one data/
+    prepared log with vocabularies, counts of all values, and the last events of users checkpoints/
+    the checkpoint at the end of the period
 
-A period is written next to the run and renamed into it when it is complete. It contains the hash of its parent, which
-is the ``period.json`` of the previous period, or ``state.json`` of the run's last checkpoint. Only the last two periods
-keep their data and checkpoint.
+A period is written next to the run and renamed into it when it is complete. It contains the hash of
+its parent, which is the ``period.json`` of the previous period, or ``state.json`` of the run's last
+checkpoint. Only the last two periods keep their data and checkpoint.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FORMAT: Literal[2] = 2
 ADVICE = "restore it, or train the run again"
 _NAME = re.compile(r"period-\d{5,}")
 _PARTS = (DATA, f"{DATA}.preparing", "checkpoints", RECIPE, PLAN, PERIOD)
-# Number of last periods that keep data and checkpoints: a process that reads a period can finish while the next one
-# is committed.
+# Number of last periods that keep data and checkpoints: a process that reads a period can finish
+# while the next one is committed.
 _KEPT = 2
 
 
 class Lookups(Model):
-    """Counts of a period's lookups in one vocabulary, by features of kind ``single``, before new values are
-    admitted.
+    """Counts of a period's lookups in one vocabulary, by features of kind ``single``, before new
+    values are admitted.
     """
 
     known: Count
@@ -65,7 +65,9 @@ class Lookups(Model):
 
 
 class DenseDrift(Model):
-    """Drift of one dense feature; `continual.period_checks.dense_drift` computes and describes it."""
+    """Drift of one dense feature; `continual.period_checks.dense_drift` computes and describes
+    it.
+    """
 
     shift: float
     spread: Annotated[float, pydantic.Field(gt=0)]
@@ -88,7 +90,8 @@ class Period(Model):
     parent: Hash
     """Hash of the parent (see the module docstring)."""
     kind: Literal["log", "forget", "rebase"]
-    """``log`` if the period trained on a log. ``forget`` and ``rebase`` only change tables and have no log or scores.
+    """``log`` if the period trained on a log. ``forget`` and ``rebase`` only change tables and have
+    no log or scores.
     """
     file: str
     """Name of the log, without its folder."""
@@ -104,7 +107,9 @@ class Period(Model):
     rate_factor: Annotated[float, pydantic.Field(gt=0, le=1)]
     """Factor on learning rates that `train.plateau` had reached at the end of the run."""
     scores: dict[str, dict[str, int | float | Bins | dict[str, Figures] | None]]
-    """Metrics of the previous model on ``all`` samples, and on samples of each kind: ``known``, ``tail``, ``new``."""
+    """Metrics of the previous model on ``all`` samples, and on samples of each kind: ``known``,
+    ``tail``, ``new``.
+    """
     calibration: tuple[LogitMap, ...]
     """Calibration map of each label, fitted on the samples of this period."""
     lookups: dict[str, Lookups]
@@ -128,7 +133,9 @@ def paths(run: Path) -> list[Path]:
     periods = sorted(path for path in (run / PERIODS).glob("period-*") if _NAME.fullmatch(path.name))
     for number, path in enumerate(periods, start=1):
         if path != of_number(run, number) or path.is_symlink():
-            raise CheckpointError(f"{run / PERIODS} has {path.name}, expected period {number}: one before is missing")
+            raise CheckpointError(
+                f"{run / PERIODS} has {path.name}, expected period {number}: one before is missing"
+            )
     return periods
 
 
@@ -148,10 +155,15 @@ def read(path: Path) -> Period:
 def check(path: Path, parent: Path | None = None) -> Period:
     """Read a period and check the hashes of its data, its checkpoint and its `parent`."""
     period = read(path)
-    hashes = [(path / DATA / MANIFEST, period.dataset), (only_checkpoint(path) / checkpoint.STATE, period.state)]
+    hashes = [
+        (path / DATA / MANIFEST, period.dataset),
+        (only_checkpoint(path) / checkpoint.STATE, period.state),
+    ]
     for file, expected in (*hashes, *([] if parent is None else [(parent, period.parent)])):
         if not file.is_file() or file_hash(file) != expected:
-            raise CheckpointError(f"{path / PERIOD} does not match {file}, which is missing or was changed; {ADVICE}")
+            raise CheckpointError(
+                f"{path / PERIOD} does not match {file}, which is missing or was changed; {ADVICE}"
+            )
     return period
 
 
@@ -170,10 +182,11 @@ def latest(run: Path) -> Path | None:
 
 
 def prune(run: Path) -> list[Path]:
-    """Remove the data and checkpoints of all periods except the last two, or, if the last one forgets values, except
-    the last one.
+    """Remove the data and checkpoints of all periods except the last two, or, if the last one
+    forgets values, except the last one.
 
-    Returns the paths that remain because another process reads them. A later call of `prune` removes these.
+    Returns the paths that remain because another process reads them. A later call of `prune`
+    removes these.
     """
     every = paths(run)
     count = 1 if every and read(every[-1]).kind == "forget" else _KEPT
@@ -200,13 +213,16 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def working_directory(run: Path) -> Iterator[Path]:
-    """Yield a new directory next to a run, in which the next period is written. It is removed afterwards."""
+    """Yield a new directory next to a run, in which the next period is written. It is removed
+    afterwards.
+    """
     with atomic.working_directory(_workplace(run), _PARTS) as work:
         yield work
 
 
 def remove_leftovers(run: Path) -> list[Path]:
-    """Remove files that killed processes left in a run and next to it, and return working directories that remain.
+    """Remove files that killed processes left in a run and next to it, and return working
+    directories that remain.
 
     The caller must have locked the run.
     """

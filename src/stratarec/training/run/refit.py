@@ -1,21 +1,24 @@
-"""Second phase of a run (`train.refit`): train the tested model on the samples of validation and test, too.
+"""Second phase of a run (`train.refit`): train the tested model on the samples of validation and
+test, too.
 
-The test is over, so nothing is left for which these samples would have to be unseen. The phase has the loop and the
-checkpoints of the first one, in a folder of its own:
+The test is over, so nothing is left for which these samples would have to be unseen. The phase has
+the loop and the checkpoints of the first one, in a folder of its own:
 
 refit/
     recipe.json     recipe of the run with the schedules of this phase
     plan.json       placement of the tables, if there is one
     checkpoints/    checkpoints of this phase; the last one is the model that is used
 
-Networks continue from the tested checkpoint for one pass. If that had seen the training samples more than once, the
-pass has all samples, with a tenth of the learning rates, because it repeats them once more than validation has judged;
-otherwise it has those of validation and test, which are then seen once, as the others were.
+Networks continue from the tested checkpoint for one pass. If that had seen the training samples
+more than once, the pass has all samples, with a tenth of the learning rates, because it repeats
+them once more than validation has judged; otherwise it has those of validation and test, which are
+then seen once, as the others were.
 
-Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`).
-Boosted trees are fitted again, to all samples: as many as validation chose, times the growth of the number of samples.
-The weights of an ensemble's members are chosen again by the samples of validation and test, as scored by the tested
-model. If the tested model needs a calibration, the weights stay, and the calibration is fitted to these samples.
+Values that are frequent enough only in all splits together get rows, with initial weights
+(`Dataset.complete`). Boosted trees are fitted again, to all samples: as many as validation chose,
+times the growth of the number of samples. The weights of an ensemble's members are chosen again by
+the samples of validation and test, as scored by the tested model. If the tested model needs a
+calibration, the weights stay, and the calibration is fitted to these samples.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ from stratarec.training.steps.members import best_members
 from stratarec.training.steps.state import TrainingState, rate_factor
 from stratarec.training.torch_setup import torch_settings
 
-# Factor on learning rates for samples that the tested model has seen. With 1, a log of a million rows lost 0.01 AUC.
+# Factor on learning rates for samples that the tested model has seen. With 1, a log of a million
+# rows lost 0.01 AUC.
 _REPEATED = 0.1
 
 
@@ -55,14 +59,20 @@ def _recipe(recipe: Recipe, dataset: Dataset, factor: float) -> Recipe:
     `factor` is the factor on learning rates that `train.plateau` had reached.
     """
     train = replace(
-        recipe.train, epochs=1, max_steps=0, eval_every=0, early_stopping=EarlyStoppingConfig(),
+        recipe.train,
+        epochs=1,
+        max_steps=0,
+        eval_every=0,
+        early_stopping=EarlyStoppingConfig(),
         plateau=PlateauConfig(),
         dense=replace(recipe.train.dense, learning_rate=factor * recipe.train.dense.learning_rate),
-        embedding=replace(recipe.train.embedding, learning_rate=factor * recipe.train.embedding.learning_rate),
-    )  # fmt: skip
+        embedding=replace(
+            recipe.train.embedding, learning_rate=factor * recipe.train.embedding.learning_rate
+        ),
+    )
     return replace(
         recipe, train=train.for_pass(run_steps(train, dataset)), hot=replace(recipe.hot, batches="none")
-    )  # fmt: skip
+    )
 
 
 def refit_plan(recipe: Recipe, dataset: Dataset, find: Callable[[Dataset], Plan | None]) -> Plan | None:
@@ -73,21 +83,31 @@ def refit_plan(recipe: Recipe, dataset: Dataset, find: Callable[[Dataset], Plan 
     if not recipe.train.refit:
         return None
     plans = []
-    for splits in (SPLITS, SPLITS[1:]):  # whether validation improves after an epoch decides which of them are used
+    # whether validation improves after an epoch decides which of them are used
+    for splits in (SPLITS, SPLITS[1:]):
         joined = dataset.joined(splits)
         if joined.samples("train") and joined.table_rows() != dataset.table_rows():
             try:
                 plans.append(find(joined))
             except ConfigError as error:
-                raise ConfigError(f"{error}, or set train.refit to false, because a refit has more rows") from error
+                raise ConfigError(
+                    f"{error}, or set train.refit to false, because a refit has more rows"
+                ) from error
     return max(filter(None, plans), key=lambda plan: plan.used(plan.level0), default=None)
 
 
 def refit(
-    first: ResolvedRun, session: Session, run: Path, tested: Path, plan: Plan | None, *, epoch_steps: int,
+    first: ResolvedRun,
+    session: Session,
+    run: Path,
+    tested: Path,
+    plan: Plan | None,
+    *,
+    epoch_steps: int,
     is_calibrated: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Train the second phase of a run to its end; return the checkpoint and the numbers of steps and samples.
+) -> dict[str, Any]:
+    """Train the second phase of a run to its end; return the checkpoint and the numbers of steps
+    and samples.
 
     Parameters
     ----------
@@ -104,7 +124,8 @@ def refit(
     epoch_steps : int
         Number of steps in an epoch of the first phase.
     is_calibrated : bool
-        Whether a calibration for this phase was fitted to the scores of the tested model, with its weights.
+        Whether a calibration for this phase was fitted to the scores of the tested model, with its
+        weights.
     """
     content, everything = checkpoint.read_state(tested), first.dataset.joined(SPLITS)
     is_repeated = content["step"] > epoch_steps
@@ -121,12 +142,17 @@ def refit(
         plan = find_plan(run / REFIT, first.recipe, dataset, mesh, first.device)
     with ExitStack() as stack:
         parts = build_run(
-            replace(first, recipe=recipe, dataset=dataset), session, folder, plan, state,
-            chooses_members=False,  # each sample has been seen, so nothing can choose the best step of a member
+            replace(first, recipe=recipe, dataset=dataset),
+            session,
+            folder,
+            plan,
+            state,
+            # each sample has been seen, so nothing can choose the best step of a member
+            chooses_members=False,
             earlier=content["tables"]["earlier"] + content["tables"]["step"],
             # Not in the recipe, because `continue` takes over its rates.
             rate_factor=_REPEATED if is_repeated else 1.0,
-        )  # fmt: skip
+        )
         stack.callback(parts.close)
         stack.enter_context(torch_settings(threads=session.threads.threads, seed=config.seed))
         fit = None
@@ -152,7 +178,8 @@ def refit(
 
 
 def _last_checkpoint(folder: Path, mesh: Mesh, base: str) -> Path | None:
-    """Return the last checkpoint in `folder`. Checkpoints of a refit of another tested model are removed.
+    """Return the last checkpoint in `folder`. Checkpoints of a refit of another tested model are
+    removed.
 
     `base` is the hash of the tested model's ``state.json``.
     """
@@ -172,7 +199,8 @@ def _last_checkpoint(folder: Path, mesh: Mesh, base: str) -> Path | None:
 def _choose_weights(parts: Run, first: Dataset, ranks: int) -> None:
     """Choose the weights of an ensemble's members by the samples of validation and test in `first`.
 
-    `first` is the data set of the first phase: rows of values that are new in this one are not trained yet.
+    `first` is the data set of the first phase: rows of values that are new in this one are not
+    trained yet.
     """
     members = best_members(parts.model, parts.config, ranks)
     if members is None:
@@ -180,7 +208,9 @@ def _choose_weights(parts: Run, first: Dataset, ranks: int) -> None:
     average = parts.pipeline.average
     with average.shown(), members.separate():
         samples = ScoredSamples.joined(
-            score_split(parts.model, first, split, precision=parts.config.precision, progress=SilentProgress())
+            score_split(
+                parts.model, first, split, precision=parts.config.precision, progress=SilentProgress()
+            )
             for split in SPLITS[1:]
             if first.samples(split)
         )

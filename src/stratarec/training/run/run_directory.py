@@ -1,4 +1,5 @@
-"""Directory of a run: claim and lock it, replace an earlier run in it, and read and write its files.
+"""Directory of a run: claim and lock it, replace an earlier run in it, and read and write its
+files.
 
 stratarec.json    marker of a run
 recipe.json       recipe with all defaults filled in
@@ -11,7 +12,8 @@ trace.json        trace of some steps, if `train.trace` asks for it
 files.json        hashes of report, trace and curves, written at the end of a session
 mirror.json       identity of the run in its mirror, if `train.mirror` names one
 
-The JSON files are sealed, and their fields are checked when they are read, because a run may come from another user.
+The JSON files are sealed, and their fields are checked when they are read, because a run may come
+from another user.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ FILES = "files.json"
 MIRROR = "mirror.json"
 REFIT = "refit"
 OUTPUTS = ("explanation.html", "predictions-*.parquet")
-"""Names or patterns of the files that `explain` and `predict` write into a run. They have no hash."""
+"""Names or patterns of the files that `explain` and `predict` write into a run. They have no
+hash.
+"""
 RUN = DirectoryKind(
     name="run",
     field="train.run",
@@ -69,8 +73,8 @@ RUN = DirectoryKind(
 
 @contextmanager
 def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-    """Open the run directory on the first rank, for all ranks. All ranks enter the context together and leave it
-    together.
+    """Open the run directory on the first rank, for all ranks. All ranks enter the context together
+    and leave it together.
     """
     with ExitStack() as stack:
 
@@ -102,10 +106,11 @@ class RunDirectory:
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-        """Claim and lock the directory, and yield the checkpoint to resume from, or None for a new run.
+        """Claim and lock the directory, and yield the checkpoint to resume from, or None for a new
+        run.
 
-        With `overwrite`, an earlier run is moved aside. It is removed when the new run has a checkpoint (`settle`), and
-        restored if the new run ends without one.
+        With `overwrite`, an earlier run is moved aside. It is removed when the new run has a
+        checkpoint (`settle`), and restored if the new run ends without one.
 
         Raises
         ------
@@ -121,8 +126,11 @@ class RunDirectory:
         with ExitStack() as stack:
             earlier = directory_state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / REFIT, self.path / "tensorboard"):
-                if part.is_symlink():  # it may lead to another run, and pruning would then remove that run's files
-                    raise StorageError(f"{part} is a link, expected a directory: name the run's own place in train.run")
+                # it may lead to another run, and pruning would then remove that run's files
+                if part.is_symlink():
+                    raise StorageError(
+                        f"{part} is a link, expected a directory: name the run's own place in train.run"
+                    )
             if earlier:
                 stack.enter_context(directory_lock(self.path))
             if earlier and overwrite:
@@ -148,18 +156,18 @@ class RunDirectory:
         checkpoints = checkpoint.list_checkpoints(self.checkpoints)
         if resume and any((self.path / "periods").glob("*")):
             raise CheckpointError(
-                f"{self.path} was continued by `stratarec continue` and cannot be resumed: pass the next file to that "
-                "command, choose another train.run, or pass --overwrite to start again"
+                f"{self.path} was continued by `stratarec continue` and cannot be resumed: pass the next "
+                "file to that command, choose another train.run, or pass --overwrite to start again"
             )
         if checkpoints and not resume:
             raise CheckpointError(
-                f"{self.path} holds a run up to {checkpoints[-1].name}: pass --resume to continue, --overwrite to "
-                "start again, or choose another train.run"
+                f"{self.path} holds a run up to {checkpoints[-1].name}: pass --resume to continue, "
+                "--overwrite to start again, or choose another train.run"
             )
         if not checkpoints and (self.path / RESULT).exists():
             raise CheckpointError(
-                f"{self.path} holds the result of a run without checkpoints: pass --overwrite to start again, or "
-                "choose another train.run"
+                f"{self.path} holds the result of a run without checkpoints: pass --overwrite to start "
+                "again, or choose another train.run"
             )
         return checkpoints[-1] if checkpoints else None
 
@@ -185,7 +193,9 @@ class RunRecipe(Model):
 
 
 class RunPlan(Model):
-    """Content of ``plan.json``: placement of the tables, and the recipe's memory section for which it was computed."""
+    """Content of ``plan.json``: placement of the tables, and the recipe's memory section for which
+    it was computed.
+    """
 
     format: Literal[2] = FORMAT
     memory: Json
@@ -203,12 +213,16 @@ class CacheFigures(Model):
 
 
 class RankFigures(Model):
-    """Times and bytes of one rank in a run's last session. Only runs with several ranks have them."""
+    """Times and bytes of one rank in a run's last session. Only runs with several ranks have
+    them.
+    """
 
     exposed_seconds: Amount
     """Seconds that training waited for other ranks."""
     hidden_seconds: Amount
-    """Seconds that the thread which exchanges ids waited for other ranks while training continued."""
+    """Seconds that the thread which exchanges ids waited for other ranks while training
+    continued.
+    """
     step_seconds: Amount
     """Seconds of all steps, including `exposed_seconds`."""
     sent_bytes: Count
@@ -247,7 +261,9 @@ class Result(Model):
     network_bytes: Count
     peak_rss_bytes: Count
     test: Test | None = None
-    """Metrics of the test split, if there is one. With several labels, ``labels`` has the metrics of each label."""
+    """Metrics of the test split, if there is one. With several labels, ``labels`` has the metrics
+    of each label.
+    """
     valid: Test | None = None
     """Metrics of the validation split, if a calibration was fitted on it."""
     uncalibrated: dict[str, Test] | None = None
@@ -263,10 +279,12 @@ class Result(Model):
     exchange: str = ""
     """Text that describes how rows were exchanged, for a model with towers."""
     sharing: str = ""
-    """Text that describes how the run shared its cores with other processes; empty if it did not."""
+    """Text that describes how the run shared its cores with other processes; empty if it did
+    not.
+    """
     refit: RefitResult | None = None
-    """Training on validation and test samples after the test; None if there was none. All metrics are of the model
-    before."""
+    """Training on validation and test samples after the test; None if there was none. All metrics
+    are of the model before."""
 
     def tested(self, run: Path) -> Path:
         """Return the checkpoint that was tested."""
@@ -274,26 +292,37 @@ class Result(Model):
 
     def served(self, run: Path) -> Path:
         """Return the checkpoint that is used: the tested one, or that of the refit."""
-        return self.tested(run) if self.refit is None else run / REFIT / "checkpoints" / self.refit.checkpoint
+        return (
+            self.tested(run) if self.refit is None else run / REFIT / "checkpoints" / self.refit.checkpoint
+        )
 
 
 class RunFiles(Model):
     """Content of ``files.json``: hashes of the report, the trace and the curves."""
 
     format: Literal[2] = FORMAT
-    hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash]
+    hashes: dict[
+        Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash
+    ]
 
 
 def write_hashes(run: Path) -> None:
     """Write the hashes of report, trace and curves at the end of a session."""
-    files = [path for path in (run / REPORT, run / TRACE, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
+    files = [
+        path
+        for path in (run / REPORT, run / TRACE, *sorted((run / "tensorboard").glob("*")))
+        if path.is_file()
+    ]
     write_sealed(
-        run / FILES, {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in files}}
+        run / FILES,
+        {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in files}},
     )
 
 
 def check_hashes(run: Path) -> list[Path]:
-    """Check the hashes in ``files.json``, and return the checked files; an empty list if there is no ``files.json``."""
+    """Check the hashes in ``files.json``, and return the checked files; an empty list if there is
+    no ``files.json``.
+    """
     if not (run / FILES).exists():
         return []
     advice = f"if that was intended, remove {run / FILES}"
@@ -304,7 +333,9 @@ def check_hashes(run: Path) -> list[Path]:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{error}; {advice}") from error
         if not fits:
-            raise CheckpointError(f"{run / name} was changed after it was written: its hash does not match; {advice}")
+            raise CheckpointError(
+                f"{run / name} was changed after it was written: its hash does not match; {advice}"
+            )
     return [run / FILES, *(run / name for name in content.hashes)]
 
 
@@ -314,7 +345,9 @@ def write_recipe(run: Path, recipe: Recipe) -> None:
 
 
 def read_recipe(run: Path) -> Recipe:
-    """Read the recipe of a run; `CheckpointError` or `ConfigError` if its file is missing or damaged."""
+    """Read the recipe of a run; `CheckpointError` or `ConfigError` if its file is missing or
+    damaged.
+    """
     content = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it again", CheckpointError)
     try:
         return Recipe.from_dict(content.recipe, str(run / RECIPE))
@@ -332,11 +365,15 @@ def read_result(run: Path) -> Result | None:
     """Read the result of a run; None if it has none yet."""
     if not (run / RESULT).exists():
         return None
-    return read_sealed(run / RESULT, Result, "remove it: `stratarec train --resume` writes it again", CheckpointError)
+    return read_sealed(
+        run / RESULT, Result, "remove it: `stratarec train --resume` writes it again", CheckpointError
+    )
 
 
 def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
-    """Write the plan of a run, with the settings for which it was computed. Does nothing if `plan` is None."""
+    """Write the plan of a run, with the settings for which it was computed. Does nothing if `plan`
+    is None.
+    """
     if plan is not None:
         write_sealed(run / PLAN, {"format": FORMAT, "memory": _asked(recipe), "plan": plan.to_dict()})
 
@@ -348,7 +385,9 @@ def _asked(recipe: Recipe) -> Json:
 
 
 def plan_notes(run: Path) -> tuple[str, ...]:
-    """Return the remarks of the plan of a run, such as tables that stay float32; empty if the run has no plan."""
+    """Return the remarks of the plan of a run, such as tables that stay float32; empty if the run
+    has no plan.
+    """
     path = run / PLAN
     if not path.exists():
         return ()
@@ -359,8 +398,8 @@ def plan_notes(run: Path) -> tuple[str, ...]:
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset, level0: Memory | None = None) -> Plan | None:
     """Read the plan of a run; None if there is none, or if it cannot be used.
 
-    It cannot be used if `recipe` has other memory settings, if `dataset` has other tables, or if `level0` names a
-    memory other than the plan's level 0.
+    It cannot be used if `recipe` has other memory settings, if `dataset` has other tables, or if
+    `level0` names a memory other than the plan's level 0.
     """
     path = run / PLAN
     if not path.exists():

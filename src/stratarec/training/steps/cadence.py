@@ -1,10 +1,11 @@
 """Decide after which steps a run is evaluated, saved or stopped.
 
-Evaluations, checkpoints every N steps and the end of the run must see the same state for every lookahead. Their steps
-are known in advance, so each is a *barrier*: no batch beyond it is staged before it is reached. Checkpoints every N
-minutes and stops by the user are not known in advance. They are delayed until all batches that may already have been
-staged are trained: `ahead` steps after the request, or earlier at a barrier or the end of an epoch. The delay depends
-only on the step of the request, so all processes of a run act after the same step.
+Evaluations, checkpoints every N steps and the end of the run must see the same state for every
+lookahead. Their steps are known in advance, so each is a *barrier*: no batch beyond it is staged
+before it is reached. Checkpoints every N minutes and stops by the user are not known in advance.
+They are delayed until all batches that may already have been staged are trained: `ahead` steps
+after the request, or earlier at a barrier or the end of an epoch. The delay depends only on the
+step of the request, so all processes of a run act after the same step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from stratarec.recipe.train_section import TrainConfig
 
 
 class Stopped(Exception):
-    """Raised to abort work that has no partial results, such as an evaluation, because the user asked to stop."""
+    """Raised to abort work that has no partial results, such as an evaluation, because the user
+    asked to stop.
+    """
 
 
 class StopSignal:
@@ -36,7 +39,8 @@ class StopSignal:
 
     def __init__(self, at_once: str) -> None:
         self.received = False
-        self._at_once, self._signal = at_once, int(signal.SIGINT)
+        self._at_once = at_once
+        self._signal = int(signal.SIGINT)
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -46,7 +50,8 @@ class StopSignal:
         handlers = {
             name: signal.signal(name, self._receive)
             for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if main and (name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN)  # as `nohup` sets it
+            # as `nohup` sets it
+            if main and (name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN)
         }
         try:
             yield
@@ -66,7 +71,9 @@ class StopSignal:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Clock and stop signal as one process sees them. The processes of a run may have different observations."""
+    """Clock and stop signal as one process sees them. The processes of a run may have different
+    observations.
+    """
 
     checkpoint_age_seconds: float
     """Seconds since the last checkpoint, or since the start if there is none."""
@@ -75,7 +82,9 @@ class Observation:
 
 
 Agree = Callable[[Observation], Observation]
-"""Combines the observations of all processes into one. Every process calls it after the same steps."""
+"""Combines the observations of all processes into one. Every process calls it after the same
+steps.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +92,16 @@ class Decision:
     """Actions between two steps. While batches are in flight, only `drain` is possible."""
 
     evaluate: bool = False
-    """Evaluate before all other actions, and then decide again, because an evaluation takes time."""
+    """Evaluate before all other actions, and then decide again, because an evaluation takes
+    time.
+    """
     save: bool = False
     stop: bool = False
     """Write a checkpoint and stop."""
     drain: bool = False
-    """Stage no further batches, because an action must wait until the staged batches are trained."""
+    """Stage no further batches, because an action must wait until the staged batches are
+    trained.
+    """
 
 
 class Cadence:
@@ -118,13 +131,18 @@ class Cadence:
         agree: Agree = lambda observation: observation,
     ) -> None:
         self.total_steps = total_steps
-        self._evaluate_every, self._checkpoint = config.eval_every, config.checkpoint
-        self._ahead, self._stop, self._agree = ahead, stop, agree
+        self._evaluate_every = config.eval_every
+        self._checkpoint = config.checkpoint
+        self._ahead = ahead
+        self._stop = stop
+        self._agree = agree
         self._saved_at = time.monotonic()
         self._due: int | None = None
 
     def is_barrier(self, step: int) -> bool:
-        """Return whether an evaluation, a checkpoint or the end of the run follows `step`, as is known in advance."""
+        """Return whether an evaluation, a checkpoint or the end of the run follows `step`, as is
+        known in advance.
+        """
         every = (self._evaluate_every, self._checkpoint.every_steps)
         return step >= self.total_steps or any(_is_multiple(step, steps) for steps in every)
 
@@ -146,7 +164,9 @@ class Cadence:
         requested = observation.stop or overdue
         if requested and self._due is None:
             self._due = step + self._ahead
-        now = requested and (epoch_ended or self.is_barrier(step) or (self._due is not None and step >= self._due))
+        now = requested and (
+            epoch_ended or self.is_barrier(step) or (self._due is not None and step >= self._due)
+        )
         return Decision(
             evaluate=step > 0 and evaluates and not evaluated,
             save=_is_multiple(step, self._checkpoint.every_steps) or now,
@@ -161,7 +181,8 @@ class Cadence:
 
     def saved(self) -> None:
         """Measure the time until the next checkpoint from now on, because one was just written."""
-        self._saved_at, self._due = time.monotonic(), None
+        self._saved_at = time.monotonic()
+        self._due = None
 
     def _observe(self) -> Observation:
         age = time.monotonic() - self._saved_at

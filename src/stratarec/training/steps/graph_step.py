@@ -1,22 +1,25 @@
-"""A training step with the network on a device, as one function; on an NVIDIA GPU, as one CUDA graph.
+"""A training step with the network on a device, as one function; on an NVIDIA GPU, as one CUDA
+graph.
 
     forward          rows of the batch are pooled; logits and loss
     backward         gradients of rows and weights
     update network   fused optimizer
     update rows      row optimizer
 
-The host packs the inputs of a step (slots of the looked-up rows, dense features, labels, learning rates) into one
-buffer, starts one copy and replays the graph. If rows are in GPU memory, that happens while earlier batches
-train. The host reads the loss of a step after it has queued the next one. The device decides whether a step
-changes anything (`_alive`): after a loss that is not finite no step does, so the error that the host raises one step
-later still describes unchanged weights.
+The host packs the inputs of a step (slots of the looked-up rows, dense features, labels, learning
+rates) into one buffer, starts one copy and replays the graph. If rows are in GPU memory, that
+happens while earlier batches train. The host reads the loss of a step after it has queued the next
+one. The device decides whether a step changes anything (`_alive`): after a loss that is not finite
+no step does, so the error that the host raises one step later still describes unchanged weights.
 
-A graph repeats its operations with the same addresses, sizes and numbers. So nothing in `_train` may depend on the
-batch except the contents of the buffers. Networks that queue other operations for each batch run the same function
-without a graph. The first batch of a shape does, too: the last batch of an epoch is often smaller.
+A graph repeats its operations with the same addresses, sizes and numbers. So nothing in `_train`
+may depend on the batch except the contents of the buffers. Networks that queue other operations for
+each batch run the same function without a graph. The first batch of a shape does, too: the last
+batch of an epoch is often smaller.
 
-Steps that need a number of the device wait for it: if rows are in host memory, their gradients; with `clip_rows`, the
-norm of all gradients; with an optimizer of torch that cannot be told on the device to do nothing, the loss.
+Steps that need a number of the device wait for it: if rows are in host memory, their gradients;
+with `clip_rows`, the norm of all gradients; with an optimizer of torch that cannot be told on the
+device to do nothing, the loss.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Targets
 from stratarec.training.steps.step import Item, StepResult, TrainPipeline
 
-# Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
+# Layers that draw random numbers on the host, or that change a state at each call, warm-up
+# included.
 _CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
 _WARM_UP = 3
 _MOST_GRAPHS = 8
@@ -69,10 +73,11 @@ class StepInputs:
     request : Request
         Its lists are on the device. A graph does not read its other tensors, which are on the host.
     buffer : BatchBuffer
-        Contains the following tensors and, if rows are on the device, the staged bags of each table group.
+        Contains the following tensors and, if rows are on the device, the staged bags of each table
+        group.
     numbers : Tensor
-        ``[5]`` float32: learning rate, step size and inverse square root of the second bias correction of rows;
-        learning rate of the network; share of the weights in their average.
+        ``[5]`` float32: learning rate, step size and inverse square root of the second bias
+        correction of rows; learning rate of the network; share of the weights in their average.
     dense : Tensor
         ``[B, F_dense]`` float32.
     targets : Targets
@@ -95,7 +100,9 @@ class StepInputs:
         tensors: Any = buffer.tensors
         numbers, dense, *others = tensors
         parts = others[targets:]
-        lists = [None if parts[at] is None else RowIndex(*parts[at : at + 3]) for at in range(0, len(parts), 3)]
+        lists = [
+            None if parts[at] is None else RowIndex(*parts[at : at + 3]) for at in range(0, len(parts), 3)
+        ]
         request = replace(request, lists=tuple(lists))
         return cls(request, buffer, numbers, dense, Targets(*others[:targets]), rows)
 
@@ -114,7 +121,9 @@ class StepInputs:
 
 def copied(inputs: StepInputs) -> StepInputs:
     """Return a copy of a batch in new memory."""
-    return StepInputs.of(inputs.buffer.copied(), inputs.request, tuple(part.clone() for part in inputs.rows))
+    return StepInputs.of(
+        inputs.buffer.copied(), inputs.request, tuple(part.clone() for part in inputs.rows)
+    )
 
 
 class Outcome(NamedTuple):
@@ -138,8 +147,11 @@ class GraphStep:
     """
 
     def __init__(self, pipeline: TrainPipeline) -> None:
-        self._pipeline, self._model, self._optimizer = pipeline, pipeline.model, pipeline.optimizer
-        self._network, self._config = pipeline.model.network, pipeline.config
+        self._pipeline = pipeline
+        self._model = pipeline.model
+        self._optimizer = pipeline.optimizer
+        self._network = pipeline.model.network
+        self._config = pipeline.config
         engine = pipeline.model.embeddings.engine
         assert isinstance(engine, Engine)
         self._engine: Engine = engine
@@ -148,7 +160,8 @@ class GraphStep:
         self._is_queued = engine.queued and self._refuses and not self._clips_rows
         self._device = self._model.device
         driver = driver_of(self._device)
-        self._driver, self._ring = driver, Ring(driver, (driver.current(),))
+        self._driver = driver
+        self._ring = Ring(driver, (driver.current(),))
         self._weights = [weight for weight in self._network.parameters() if weight.requires_grad]
         self._alive = torch.ones(1, dtype=torch.int32, device=self._device)
         self._refused = torch.zeros((), device=self._device)
@@ -183,10 +196,13 @@ class GraphStep:
         try:
             with timed(seconds, "forward"):
                 buffer = self._buffer(step, batch, request, handle)
-                inputs = StepInputs.of(buffer if self._is_queued else buffer.without_groups(), request, rows)
+                inputs = StepInputs.of(
+                    buffer if self._is_queued else buffer.without_groups(), request, rows
+                )
             outcome = self._run(inputs, self._train if self._is_queued else self._differentiate)
             if self._is_queued:
-                # The device changes rows from now on: an interrupt before the step is counted leaves them incomplete.
+                # The device changes rows from now on: an interrupt before the step is counted
+                # leaves them incomplete.
                 with engine.health.changing("an optimizer step"):
                     engine.end(handle)
                 self._set_rates(pipeline.rate(step))
@@ -202,18 +218,24 @@ class GraphStep:
 
     @property
     def packs_all(self) -> bool:
-        """Whether `tensors` are in the buffer of the batch's slots, because rows are trained in the device's memory."""
+        """Whether `tensors` are in the buffer of the batch's slots, because rows are trained in the
+        device's memory.
+        """
         return self._engine.queued
 
     def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
-        """Return the tensors of a batch that the device needs in addition to its ids, for a given step."""
+        """Return the tensors of a batch that the device needs in addition to its ids, for a given
+        step.
+        """
         parts = [self._numbers(step, step), batch.dense, *self._pipeline.objective.targets(batch)]
         for index in request.lists:
             parts += index or (None, None, None)
         return parts
 
     def _numbers(self, step: int, rows_step: int) -> Tensor:
-        """Return `StepInputs.numbers` of a step on the host. The row optimizer counts its steps itself."""
+        """Return `StepInputs.numbers` of a step on the host. The row optimizer counts its steps
+        itself.
+        """
         pipeline = self._pipeline
         share = pipeline.average.share(pipeline.earlier + step)
         numbers = (*self._engine.row_numbers(rows_step)[0], pipeline.rate(step), share)
@@ -228,18 +250,27 @@ class GraphStep:
         packed = handle.packed
         assert isinstance(packed, BatchBuffer)
         packed.arrive()
-        # A batch is packed with the numbers that are expected for its step. A factor on the learning rate that was set
-        # meanwhile, or another number of steps of the rows, needs another copy.
-        numbers, sent, on_device = self._numbers(step, self._engine.step), packed.host_tensors[0], packed.tensors[0]
+        # A batch is packed with the numbers that are expected for its step. A factor on the
+        # learning rate that was set meanwhile, or another number of steps of the rows, needs
+        # another copy.
+        numbers, sent, on_device = (
+            self._numbers(step, self._engine.step),
+            packed.host_tensors[0],
+            packed.tensors[0],
+        )
         if not torch.equal(numbers, cast("Tensor", sent)):
             cast("Tensor", on_device).copy_(self._engine.transfers.up(numbers))
         return packed
 
     @staticmethod
     def _with_room(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Add rows of zeros to the rows of sequence features from host memory, as memories of a device do."""
+        """Add rows of zeros to the rows of sequence features from host memory, as memories of a
+        device do.
+        """
         pooled, *sequences = rows
-        pads = [nn.functional.pad(part, (0, 0, 0, sequence_room(len(part)) - len(part))) for part in sequences]
+        pads = [
+            nn.functional.pad(part, (0, 0, 0, sequence_room(len(part)) - len(part))) for part in sequences
+        ]
         return pooled, *pads
 
     # Queueing
@@ -301,7 +332,10 @@ class GraphStep:
 
     def _differentiate(self, inputs: StepInputs) -> Outcome:
         """Compute the loss, and the gradients of weights and of looked-up rows."""
-        model, network, size, seconds = self._model, self._network, len(inputs.dense), self._engine.seconds
+        model = self._model
+        network = self._network
+        size = len(inputs.dense)
+        seconds = self._engine.seconds
         leaves = [part.detach().requires_grad_() for part in inputs.rows]
         with timed(seconds, "forward"):
             output = model.embeddings.named(inputs.request.features, *leaves)
@@ -318,10 +352,13 @@ class GraphStep:
         return Outcome(loss.detach(), [gradient.contiguous() for gradient in gradients])
 
     def _update_network(self, numbers: Tensor) -> None:
-        """Apply the fused optimizer, which reads the learning rate and the flag of `_alive` on the device."""
+        """Apply the fused optimizer, which reads the learning rate and the flag of `_alive` on the
+        device.
+        """
         optimizer: Any = self._optimizer
         self._refused.copy_((1 - self._alive).view(()))
-        optimizer.found_inf, optimizer.grad_scale = self._refused, None
+        optimizer.found_inf = self._refused
+        optimizer.grad_scale = None
         if self._config.clip_norm:
             nn.utils.clip_grads_with_norm_(self._weights, self._config.clip_norm, self._pipeline.norm())
         for group in optimizer.param_groups:
@@ -354,7 +391,9 @@ class GraphStep:
         return result
 
     def _finish(self, step: int, handle: StagedBatch, outcome: Outcome, counts: Sequence[int]) -> float:
-        """Wait for the loss and the gradients of rows, update network and rows, and return the loss."""
+        """Wait for the loss and the gradients of rows, update network and rows, and return the
+        loss.
+        """
         pipeline, engine, transfers = self._pipeline, self._engine, self._engine.transfers
         with timed(engine.seconds, "backward"):
             on_host = transfers.down(outcome.loss)
@@ -374,11 +413,13 @@ class GraphStep:
 
 
 class DevicePipeline(TrainPipeline):
-    """Training step with the network or rows on a device, in one process. Parameters are those of `TrainPipeline`."""
+    """Training step with the network or rows on a device, in one process. Parameters are those of
+    `TrainPipeline`.
+    """
 
     def __init__(
         self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(model, optimizer, config, loader)
         self._graph_step = GraphStep(self)
 
@@ -394,9 +435,13 @@ class DevicePipeline(TrainPipeline):
 
 
 def build_pipeline(
-    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader, *,
+    model: CTRModel,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    loader: Loader,
+    *,
     wait_for_kernels: Callable[[], None] = lambda: None,
-) -> TrainPipeline:  # fmt: skip
+) -> TrainPipeline:
     """Return the pipeline of one process. Parameters are those of `TrainPipeline`."""
     if model.on_device:
         return DevicePipeline(model, optimizer, config, loader)
@@ -418,8 +463,11 @@ class _Graph:
         Another graph, whose memory pool this graph shares: replays never overlap.
     """
 
-    def __init__(self, inputs: StepInputs, work: Work, weights: Sequence[Tensor], other: _Graph | None) -> None:
-        self._weights, self._addresses = weights, [weight.data_ptr() for weight in weights]
+    def __init__(
+        self, inputs: StepInputs, work: Work, weights: Sequence[Tensor], other: _Graph | None
+    ) -> None:
+        self._weights = weights
+        self._addresses = [weight.data_ptr() for weight in weights]
         self.inputs = copied(inputs)
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())

@@ -1,17 +1,20 @@
-"""The loss that training minimizes: the weighted mean of a loss over samples with one or several labels.
+"""The loss that training minimizes: the weighted mean of a loss over samples with one or several
+labels.
 
     L = sum_t f_t L_t,    L_t = sum_b w_b m_bt c_bt l_bt / sum_b w_b m_bt
 
-t is a label, and b a sample of the batch in any process. l is the loss of the label's logit (``train.loss``); w the
-sample's weight (1 without weights); m is 1 if the label is known, otherwise 0; f is the label's factor
-(``train.loss_weights``). c is the weight of the sample's class, from r in ``train.class_weight``:
+t is a label, and b a sample of the batch in any process. l is the loss of the label's logit
+(``train.loss``); w the sample's weight (1 without weights); m is 1 if the label is known, otherwise
+0; f is the label's factor (``train.loss_weights``). c is the weight of the sample's class, from r
+in ``train.class_weight``:
 
     c = (1 + r) / 2 for a positive sample, (1 + 1 / r) / 2 for a negative sample
 
-c is 1 on average if r balances the classes. The unit of w does not matter. Weights of 1 give the same bits as no
-weights. A label that is not known in any sample of a batch adds nothing. If it is known in few samples, each of them
-has more weight. Class weights are not part of the denominator. Otherwise positive samples would count less in batches
-with few of them, and the shift that corrects scores afterwards (`models/base.py`) would differ between batches.
+c is 1 on average if r balances the classes. The unit of w does not matter. Weights of 1 give the
+same bits as no weights. A label that is not known in any sample of a batch adds nothing. If it is
+known in few samples, each of them has more weight. Class weights are not part of the denominator.
+Otherwise positive samples would count less in batches with few of them, and the shift that corrects
+scores afterwards (`models/base.py`) would differ between batches.
 
 The loss of an ensemble is the mean of the losses of its members.
 
@@ -33,7 +36,8 @@ from stratarec.models.losses import LOSSES, CrossEntropyConfig, LossConfig
 
 
 class Targets(NamedTuple):
-    """Labels of a batch and the weights of its losses, on the host or on a device. Their shapes depend on B only.
+    """Labels of a batch and the weights of its losses, on the host or on a device. Their shapes
+    depend on B only.
 
     Parameters
     ----------
@@ -67,14 +71,22 @@ class Objective:
     """
 
     def __init__(
-        self, factors: Sequence[float] = (1.0,), class_weights: Sequence[float] = (), loss: LossConfig | None = None
+        self,
+        factors: Sequence[float] = (1.0,),
+        class_weights: Sequence[float] = (),
+        loss: LossConfig | None = None,
     ) -> None:
         loss = loss or CrossEntropyConfig()
-        self._factors, self._loss = tuple(factors), partial(LOSSES[loss.kind].function, loss)
-        self._class_weights = torch.tensor(class_weights) if any(factor != 1 for factor in class_weights) else None
+        self._factors = tuple(factors)
+        self._loss = partial(LOSSES[loss.kind].function, loss)
+        self._class_weights = (
+            torch.tensor(class_weights) if any(factor != 1 for factor in class_weights) else None
+        )
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single process."""
+        """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single
+        process.
+        """
         parts = (None if part is None else on_device(part, logits) for part in self.targets(batch))
         return self.of_targets(logits, Targets(*parts))  # type: ignore[arg-type]
 
@@ -96,15 +108,18 @@ class Objective:
             return losses.sum()
         loss = self._loss(logits, *_of_members(logits, targets.label, targets.weight), "mean")
         if targets.ratio is not None:
-            # torch divides by B, so weights that are all equal do not change any bit of the gradient. Dividing the sum
-            # of losses by the sum of weights would give (p - y) * (1 / B) instead of (p - y) / B.
+            # torch divides by B, so weights that are all equal do not change any bit of the
+            # gradient. Dividing the sum of losses by the sum of weights would give (p - y) * (1 /
+            # B) instead of (p - y) / B.
             loss = loss * targets.ratio
         return loss if self._factors[0] == 1 else loss * self._factors[0]
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the numerators of L_t, ``[T]``: sums over the samples of this process."""
         label, weight = self._labelled(batch)
-        return self._sums(logits, on_device(label, logits), None if weight is None else on_device(weight, logits))
+        return self._sums(
+            logits, on_device(label, logits), None if weight is None else on_device(weight, logits)
+        )
 
     def _sums(self, logits: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if len(self._factors) > 1:
@@ -129,16 +144,24 @@ class Objective:
         return [float(batch.size) if batch.weight is None else float(batch.weight.double().sum())]
 
     def joined(self, sums: Tensor, weights: Sequence[float]) -> Tensor:
-        """Return the scalar L from the numerators of this process and the denominators over all processes."""
-        losses = sums / on_device(torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums)
+        """Return the scalar L from the numerators of this process and the denominators over all
+        processes.
+        """
+        losses = sums / on_device(
+            torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums
+        )
         return (losses * on_device(torch.tensor(self._factors, dtype=sums.dtype), sums)).sum()
 
 
 def _of_members(logits: Tensor, label: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return label and weight ``[B, K]`` for logits ``[B, K]`` of ensemble members; for other logits, return them."""
+    """Return label and weight ``[B, K]`` for logits ``[B, K]`` of ensemble members; for other
+    logits, return them.
+    """
     if logits.dim() == 1:
         return label, weight
-    return label.unsqueeze(1).expand_as(logits), None if weight is None else weight.unsqueeze(1).expand_as(logits)
+    return label.unsqueeze(1).expand_as(logits), None if weight is None else weight.unsqueeze(1).expand_as(
+        logits
+    )
 
 
 def _scale(batch: Batch) -> Tensor:

@@ -1,16 +1,18 @@
-"""Best members of an ensemble: each member at the step at which its validation loss was lowest, with a weight.
+"""Best members of an ensemble: each member at the step at which its validation loss was lowest,
+with a weight.
 
-All members are trained in every step, but they overfit at different times. After each evaluation, `BestMembers` copies
-the weights of every member that has a lower log loss than at all earlier evaluations. It then chooses how much each
-member counts in the mean of logits. The best members are the model of a checkpoint: they are in the files of network
-and tables, so readers of a run need not know about members. The weights from which training continues are in the
-optimizer's file.
+All members are trained in every step, but they overfit at different times. After each evaluation,
+`BestMembers` copies the weights of every member that has a lower log loss than at all earlier
+evaluations. It then chooses how much each member counts in the mean of logits. The best members are
+the model of a checkpoint: they are in the files of network and tables, so readers of a run need not
+know about members. The weights from which training continues are in the optimizer's file.
 
-Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally good ones it needs
-many random subsets of the samples (`docs/log.md`).
+Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally
+good ones it needs many random subsets of the samples (`docs/log.md`).
 
-The copies need as much memory as network and tables. Where members share layers, or not all rows are float32 in DRAM,
-there are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
+The copies need as much memory as network and tables. Where members share layers, or not all rows
+are float32 in DRAM, there are no copies: a checkpoint has all networks at its step, and only their
+weights and those of trees are chosen.
 
 Shapes: N validation samples, K members.
 """
@@ -52,18 +54,22 @@ class BestMembers:
     def __init__(self, model: CTRModel, *, apart: bool = True) -> None:
         assert isinstance(model.network.score, EnsembleScore)
         self.apart = apart
-        self._model, self._score = model, model.network.score
+        self._model = model
+        self._score = model.network.score
         self._stored: dict[str, Tensor] = {}
         self._steps = torch.zeros(len(self._score.out.weights), dtype=torch.int64)
-        self._logits, self._losses = np.empty((0, 0), dtype=np.float32), np.empty(0)
+        self._logits = np.empty((0, 0), dtype=np.float32)
+        self._losses = np.empty(0)
 
     @contextmanager
     def separate(self) -> Iterator[None]:
         """Make the model return the separate logits of its members, ``[B, K]``, inside the context.
 
-        Trees do not change, so `combine` knows their logits after the first evaluation, and the model returns zeros.
+        Trees do not change, so `combine` knows their logits after the first evaluation, and the
+        model returns zeros.
         """
-        self._score.separate, self._model.network.skips_trees = True, bool(len(self._losses))
+        self._score.separate = True
+        self._model.network.skips_trees = bool(len(self._losses))
         try:
             yield
         finally:
@@ -80,9 +86,11 @@ class BestMembers:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the model's weights with the stored copy. Does nothing before the first evaluation.
+        """Exchange the model's weights with the stored copy. Does nothing before the first
+        evaluation.
 
-        The first call puts the best members into the model, the next call puts the current weights back.
+        The first call puts the best members into the model, the next call puts the current weights
+        back.
         """
         for name, tensor in self._current().items() if self._stored else ():
             current = tensor.clone()
@@ -91,26 +99,31 @@ class BestMembers:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether best members were restored from a checkpoint, and `rescore` must be called with their logits."""
+        """Whether best members were restored from a checkpoint, and `rescore` must be called with
+        their logits.
+        """
         return bool(self._stored) and not len(self._losses)
 
     def rescore(self, samples: ScoredSamples) -> None:
         """Set the logits of the best members on the validation split."""
-        self._logits, self._losses = np.array(samples.logit, order="C"), _losses(samples)
+        self._logits = np.array(samples.logit, order="C")
+        self._losses = _losses(samples)
 
     @torch.no_grad()
     def combine(
         self, samples: ScoredSamples, step: int, *, closing: bool
     ) -> tuple[ScoredSamples, list[dict[str, float]]]:
-        """Copy the members that are better at `step` than before, and compute new weights of all best members.
+        """Copy the members that are better at `step` than before, and compute new weights of all
+        best members.
 
         Parameters
         ----------
         samples : ScoredSamples
             Validation split, scored inside `separate` by the current members.
         closing : bool
-            Whether this evaluation takes place only because the run ends. A run that is resumed beyond that end must
-            not depend on the evaluation, so members are copied only if there are no best members yet.
+            Whether this evaluation takes place only because the run ends. A run that is resumed
+            beyond that end must not depend on the evaluation, so members are copied only if there
+            are no best members yet.
 
         Returns
         -------
@@ -126,8 +139,11 @@ class BestMembers:
             self._losses = np.full(self._logits.shape[1], np.inf)
         samples.logit[:, networks:] = self._logits[:, networks:]
         losses = _losses(samples)
-        # If no sample has a label, no step is better than another, and the members of the last step are used.
-        is_better = ((losses < self._losses) | (not _labels_and_weights(samples)[1].any())) & (is_first or not closing)
+        # If no sample has a label, no step is better than another, and the members of the last step
+        # are used.
+        is_better = ((losses < self._losses) | (not _labels_and_weights(samples)[1].any())) & (
+            is_first or not closing
+        )
         if not self.apart:
             is_better[:networks] = True
         chosen = torch.from_numpy(is_better[:networks])
@@ -148,11 +164,15 @@ class BestMembers:
 
     @torch.no_grad()
     def reweight(self, samples: ScoredSamples) -> None:
-        """Choose new weights of the model's members by samples that were scored inside `separate`."""
+        """Choose new weights of the model's members by samples that were scored inside
+        `separate`.
+        """
         self._score.out.weights.copy_(torch.from_numpy(self._weights(samples)))
 
     def _weights(self, samples: ScoredSamples) -> NDArray[np.float32]:
-        """Return the weights of the members for samples with separate logits; 0 for tree members that have no tree."""
+        """Return the weights of the members for samples with separate logits; 0 for tree members
+        that have no tree.
+        """
         members, trees = samples.logit.shape[1], self._score.trees
         used = np.ones(members, np.bool_)
         if trees is not None:
@@ -162,7 +182,11 @@ class BestMembers:
         per_user = np.count_nonzero(weight) / max(users, 1)
         weights = np.zeros(members, np.float32)
         weights[used] = select_weights(
-            samples.logit[:, used], label, weight, trees=int(used[self._score.members :].sum()), per_user=per_user
+            samples.logit[:, used],
+            label,
+            weight,
+            trees=int(used[self._score.members :].sum()),
+            per_user=per_user,
         )
         return weights
 
@@ -180,23 +204,27 @@ class BestMembers:
         return {_STEPS: self._steps, **self._current()}
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore from a checkpoint. Before the call the model has the best members, afterwards the current weights.
+        """Restore from a checkpoint. Before the call the model has the best members, afterwards the
+        current weights.
 
         `weights` is what the property `stored` returned when the checkpoint was written.
         """
         current = self._current()
         self._steps = weights[_STEPS].clone()
-        # Copied, because tensors of a file may have any address, and the results of matrix products depend on
-        # alignment.
+        # Copied, because tensors of a file may have any address, and the results of matrix products
+        # depend on alignment.
         self._stored = {name: weights[name].clone().to(tensor.device) for name, tensor in current.items()}
         self.swap()
 
     def reset(self) -> None:
         """Forget the best members."""
-        self._stored, self._losses = {}, np.empty(0)
+        self._stored = {}
+        self._losses = np.empty(0)
 
     def _current(self) -> dict[str, Tensor]:
-        """Return, by name, the tensors that are divided among members, and the weights of the members' mean."""
+        """Return, by name, the tensors that are divided among members, and the weights of the
+        members' mean.
+        """
         network, embeddings = self._model.network.state_dict(), self._model.embeddings
         if not self.apart:
             return {_WEIGHTS: network[_WEIGHTS.removeprefix(_NETWORK)]}
@@ -206,7 +234,9 @@ class BestMembers:
             for name, tensor in state.items()
             if self._by_member(name, tensor) is not None or name == _WEIGHTS
         }
-        return state | {_TABLE + table.name: embeddings.table(table.name)["weight"] for table in embeddings.tables}
+        return state | {
+            _TABLE + table.name: embeddings.table(table.name)["weight"] for table in embeddings.tables
+        }
 
     def _by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         if name.startswith(_TABLE):
@@ -228,22 +258,30 @@ def _losses(samples: ScoredSamples) -> Doubles:
     return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
 
 
-# Strength of the preference for the mean, as a number of users, or of samples if the log has no users.
+# Strength of the preference for the mean, as a number of users, or of samples if the log has no
+# users.
 _PRIOR = 3.0
 _MOST_STEPS = 100
 
 
 def select_weights(
-    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0, per_user: float = 1.0
+    logits: NDArray[np.float32],
+    label: NDArray[np.float32],
+    weight: Doubles,
+    *,
+    trees: int = 0,
+    per_user: float = 1.0,
 ) -> NDArray[np.float32]:
-    """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
+    """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the
+    following sum:
 
         (log loss of the weighted mean of logits, summed over samples)
         + 3 * per_user * (w log(w / m), summed over members)
 
-    m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The second term is the
-    divergence of w from m. It decides between members with the same log loss. The minimum is computed by Newton's
-    method on the simplex. The weights are m if all labels have the same class.
+    m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The
+    second term is the divergence of w from m. It decides between members with the same log loss.
+    The minimum is computed by Newton's method on the simplex. The weights are m if all labels have
+    the same class.
 
     Parameters
     ----------
@@ -286,32 +324,36 @@ def select_weights(
         while size > 1e-9 and value(weights + size * step) > value(weights) + 1e-4 * size * slope:
             size /= 2
         weights = weights + size * step
-    # Rounded, because the last bits of matrix products depend on memory addresses, which differ in a resumed run.
+    # Rounded, because the last bits of matrix products depend on memory addresses, which differ in
+    # a resumed run.
     rounded = np.round(weights / mean, 3)
     shares: NDArray[np.float32] = (rounded / rounded.sum()).astype(np.float32)
     return shares
 
 
 def describe(model: CTRModel, members: BestMembers | None) -> str:
-    """Return a text that says how the members of an ensemble are combined; empty for other models."""
+    """Return a text that says how the members of an ensemble are combined; empty for other
+    models.
+    """
     if not isinstance(model.network.score, EnsembleScore):
         return ""
     if members is None:
         return "all members are used at the same step with equal weights, because several ranks train the model"
     if not members.apart:
         return (
-            "all networks of the ensemble are used at the same step, because they share layers or not all rows are "
-            "float32 in DRAM; validation chooses how much each counts"
+            "all networks of the ensemble are used at the same step, because they share layers or not all "
+            "rows are float32 in DRAM; validation chooses how much each counts"
         )
     size = format_bytes(sum(tensor.nbytes for tensor in members.current.values()))
     return f"each member is used at its best step by validation; the copies take {size}"
 
 
 def best_members(model: CTRModel, config: TrainConfig, ranks: int) -> BestMembers | None:
-    """Return a `BestMembers` for a model, or None if the model is no ensemble or several ranks train it.
+    """Return a `BestMembers` for a model, or None if the model is no ensemble or several ranks
+    train it.
 
-    Members are not copied separately if they share layers, which pool sequences or project rows, or if a memory other
-    than DRAM stores their rows.
+    Members are not copied separately if they share layers, which pool sequences or project rows, or
+    if a memory other than DRAM stores their rows.
     """
     network, engine = model.network, model.embeddings.engine
     if not isinstance(network.score, EnsembleScore) or ranks > 1:

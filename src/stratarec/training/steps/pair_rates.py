@@ -1,8 +1,10 @@
-"""Choose pairs of columns whose click rates say more than the rates of both columns, and compute the rates.
+"""Choose pairs of columns whose click rates say more than the rates of both columns, and compute
+the rates.
 
-A pair is chosen by a score test (Rao 1948): how much the log likelihood of training samples would improve if the logit
-of the pair's rate were added to a logistic regression on the rates of all columns. The rate of a training sample's
-values is computed without the part of the samples that contains the sample, so that no sample sees its own label.
+A pair is chosen by a score test (Rao 1948): how much the log likelihood of training samples would
+improve if the logit of the pair's rate were added to a logistic regression on the rates of all
+columns. The rate of a training sample's values is computed without the part of the samples that
+contains the sample, so that no sample sees its own label.
 
 Shapes: N samples, S categorical columns, C columns, P pairs.
 """
@@ -20,15 +22,18 @@ from numpy.typing import NDArray
 from stratarec.kernels.trees import CODES
 from stratarec.kernels.trees.pair_rates import PairRates, no_pairs, pair_codes
 
-# To compute a value's click rate, _STRENGTH samples with the mean rate are added to its samples. Training samples are
-# divided into _PARTS parts; the rate of a training sample is computed without the samples of its part.
+# To compute a value's click rate, _STRENGTH samples with the mean rate are added to its samples.
+# Training samples are divided into _PARTS parts; the rate of a training sample is computed without
+# the samples of its part.
 _STRENGTH, _PARTS = 3.0, 10
-# Maximum numbers of columns that are tried, of samples that the choice uses, and of pairs that are chosen.
+# Maximum numbers of columns that are tried, of samples that the choice uses, and of pairs that are
+# chosen.
 _COLUMNS, _SAMPLES, PAIRS = 24, 50_000, 8
-# A dense feature with more values has no codes. A pair of columns with more pairs of codes has no rates.
+# A dense feature with more values has no codes. A pair of columns with more pairs of codes has no
+# rates.
 _VALUES, _CODE_PAIRS = 255, 1 << 18
-# Improvement of the log likelihood, in nats, below which a pair is not chosen. The best of 276 pairs without effect
-# reaches about 6.
+# Improvement of the log likelihood, in nats, below which a pair is not chosen. The best of 276
+# pairs without effect reaches about 6.
 _LEAST_GAIN = 10.0
 _STEPS = 8
 
@@ -58,7 +63,8 @@ class Labels:
     """
 
     def __init__(self, label: NDArray[Any], weight: NDArray[Any], seed: int) -> None:
-        self.label, self.weight = label.astype(np.float64), weight.astype(np.float64)
+        self.label = label.astype(np.float64)
+        self.weight = weight.astype(np.float64)
         self.mean = float(np.average(self.label, weights=self.weight))
         """Share of positive samples, by weight."""
         self.part = np.random.default_rng(seed).integers(0, _PARTS, len(label))
@@ -66,22 +72,34 @@ class Labels:
         self._clicks = self.label * self.weight
 
     def rates(self, code: Codes, size: int) -> ClickRates:
-        """Return the click rates of codes below `size`; `code` has the code of each sample, ``[N]``."""
+        """Return the click rates of codes below `size`; `code` has the code of each sample,
+        ``[N]``.
+        """
         clicks, samples = (np.bincount(code, column, size) for column in (self._clicks, self.weight))
-        positive, total = (sums_of_other_parts(code, self.part, column) for column in (self._clicks, self.weight))
+        positive, total = (
+            sums_of_other_parts(code, self.part, column) for column in (self._clicks, self.weight)
+        )
         prior = _STRENGTH * self.mean
-        return ClickRates((clicks + prior) / (samples + _STRENGTH), (positive + prior) / (total + _STRENGTH))
+        return ClickRates(
+            (clicks + prior) / (samples + _STRENGTH), (positive + prior) / (total + _STRENGTH)
+        )
 
     def sample(self, chosen: NDArray[np.int64]) -> Labels:
-        """Return the labels of some samples, with their parts and the mean of all; all weights of them may be 0."""
+        """Return the labels of some samples, with their parts and the mean of all; all weights of
+        them may be 0.
+        """
         labels = copy(self)
-        labels.label, labels.weight, labels.part = self.label[chosen], self.weight[chosen], self.part[chosen]
+        labels.label = self.label[chosen]
+        labels.weight = self.weight[chosen]
+        labels.part = self.part[chosen]
         labels._clicks = self._clicks[chosen]
         return labels
 
 
 def sums_of_other_parts(code: NDArray[Any], part: NDArray[Any], column: NDArray[Any]) -> Doubles:
-    """Return for each sample the sum of a column over the samples with its code that are in other parts."""
+    """Return for each sample the sum of a column over the samples with its code that are in other
+    parts.
+    """
     part_code = part * (code.max(initial=0) + 1) + code
     sums: Doubles = np.bincount(code, column)[code] - np.bincount(part_code, column)[part_code]
     return sums
@@ -97,7 +115,8 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     labels : Labels
         Labels of the N samples.
     categorical : sequence of bool
-        For each of the first S columns whether it is a code; the others of them are lengths of lists.
+        For each of the first S columns whether it is a code; the others of them are lengths of
+        lists.
     """
     if len(rows) > _SAMPLES:
         chosen = np.random.default_rng(0).choice(len(rows), _SAMPLES, replace=False)
@@ -115,7 +134,8 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     for first, second in combinations(codes, 2):
         key = codes[first] * sizes[second] + codes[second]
         _, key, counts = np.unique(key, return_inverse=True, return_counts=True)
-        # A pair whose codes occur once has no rates; a column that the other one determines adds nothing.
+        # A pair whose codes occur once has no rates; a column that the other one determines adds
+        # nothing.
         if len(counts) > _CODE_PAIRS or len(counts) in (len(rows), sizes[first], sizes[second]):
             continue
         logit = _logit(labels.rates(key, len(counts)).by_sample)
@@ -125,7 +145,9 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
         if (variance := float(slope @ new**2)) > 0:
             gains[first, second] = float(residual @ new) ** 2 / (2 * variance)
     best = sorted(gains, key=lambda pair: -gains[pair])[:PAIRS]
-    pairs = np.array([(*pair, labels.mean) for pair in best if gains[pair] > _LEAST_GAIN], np.float32).reshape(-1, 3)
+    pairs = np.array(
+        [(*pair, labels.mean) for pair in best if gains[pair] > _LEAST_GAIN], np.float32
+    ).reshape(-1, 3)
     used = [
         np.stack([np.full(len(edges[column]), column), edges[column]], axis=1)
         for column in sorted(set(pairs[:, :2].ravel().astype(int).tolist()))
@@ -135,8 +157,11 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     return PairRates(pairs, none.rates, np.concatenate([none.edges, *used]).astype(np.float32))
 
 
-def fit_pairs(rows: Floats, labels: Labels, chosen: PairRates, categorical: int) -> tuple[PairRates, Floats]:
-    """Return the click rates of chosen pairs, and for each training sample the rates of its codes, ``[N, P]``.
+def fit_pairs(
+    rows: Floats, labels: Labels, chosen: PairRates, categorical: int
+) -> tuple[PairRates, Floats]:
+    """Return the click rates of chosen pairs, and for each training sample the rates of its codes,
+    ``[N, P]``.
 
     Parameters
     ----------
@@ -162,7 +187,9 @@ def fit_pairs(rows: Floats, labels: Labels, chosen: PairRates, categorical: int)
 
 
 def _codes_of(rows: Floats, categorical: Sequence[bool]) -> tuple[dict[int, Codes], dict[int, Floats]]:
-    """Return the codes of columns that may be part of a pair, and the edges of dense columns, by column."""
+    """Return the codes of columns that may be part of a pair, and the edges of dense columns, by
+    column.
+    """
     codes, edges, sizes = {}, {}, {}
     for column, numbers in enumerate(rows.T):
         is_dense = column >= len(categorical)

@@ -1,7 +1,9 @@
-"""State of a training run: its position, curves and evaluations, and the decisions that follow from evaluations.
+"""State of a training run: its position, curves and evaluations, and the decisions that follow from
+evaluations.
 
-Every checkpoint and every rank has the evaluations. Early stopping, the best checkpoint and the factor on learning
-rates after plateaus are computed from them, so these decisions need no state of their own.
+Every checkpoint and every rank has the evaluations. Early stopping, the best checkpoint and the
+factor on learning rates after plateaus are computed from them, so these decisions need no state of
+their own.
 """
 
 from __future__ import annotations
@@ -35,24 +37,31 @@ class TrainingState:
     finished: bool = False
     losses: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Step and validation metrics of each evaluation. An evaluation that takes place only because the run ends is
-    marked ``closing``; it is removed if the run is later resumed beyond that end."""
+    """Step and validation metrics of each evaluation. An evaluation that takes place only because
+    the run ends is marked ``closing``; it is removed if the run is later resumed beyond that
+    end."""
     train_seconds: float = 0.0
-    """Seconds of all timed steps in all sessions. A session's first step is not timed: it may compile kernels."""
+    """Seconds of all timed steps in all sessions. A session's first step is not timed: it may
+    compile kernels.
+    """
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Part of a step -> seconds. Parts of the training thread, such as `wait` (for the next batch), are parts of
-    `train_seconds`. The parts `read` and `bring in` (fetching rows into level 0) run on other threads at the same
-    time."""
+    """Part of a step -> seconds. Parts of the training thread, such as `wait` (for the next batch),
+    are parts of `train_seconds`. The parts `read` and `bring in` (fetching rows into level 0) run
+    on other threads at the same time."""
     paces: list[tuple[int, float, int]] = field(default_factory=list)
-    """At several steps: the step, `train_seconds` until then, and the number of samples trained in these seconds."""
+    """At several steps: the step, `train_seconds` until then, and the number of samples trained in
+    these seconds.
+    """
     trained_samples: int = 0
     untimed_samples: int = 0
-    """Number of samples in steps that are not timed. Only this number, `train_seconds`, `stage_seconds`, `paces`,
-    `threads` and `may_differ` may differ between two runs of a recipe."""
+    """Number of samples in steps that are not timed. Only this number, `train_seconds`,
+    `stage_seconds`, `paces`, `threads` and `may_differ` may differ between two runs of a recipe."""
     threads: int = 0
     """Number of threads at the start of the last session; 0 before the first step."""
     may_differ: list[tuple[int, str]] = field(default_factory=list)
-    """Steps after which another run of the recipe may differ in its last bits, each with the reason."""
+    """Steps after which another run of the recipe may differ in its last bits, each with the
+    reason.
+    """
 
     @property
     def speed(self) -> float:
@@ -74,8 +83,8 @@ class TrainingState:
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
 
     def record(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
-        """Add an evaluation. To keep checkpoints small, calibration bins and members are removed from all evaluations
-        except this one and the best ones.
+        """Add an evaluation. To keep checkpoints small, calibration bins and members are removed
+        from all evaluations except this one and the best ones.
         """
         self.evaluations.append(entry)
         shown = (entry, best(self.evaluations, config), best(self.regular, config))
@@ -90,21 +99,25 @@ class TrainingState:
         return [entry for entry in self.evaluations if not entry.get("closing")]
 
     def needed_steps(self, config: EarlyStoppingConfig) -> set[int]:
-        """Return the steps with checkpoints that must be kept: the best one now, and the best one if the run is
-        resumed.
+        """Return the steps with checkpoints that must be kept: the best one now, and the best one
+        if the run is resumed.
         """
         chosen = (best(self.evaluations, config), best(self.regular, config))
         return {int(entry["step"]) for entry in chosen if entry is not None}
 
     def resume(self, total_steps: int, config: EarlyStoppingConfig) -> None:
-        """Mark a finished run as unfinished if the recipe's current length and patience ask for more steps."""
+        """Mark a finished run as unfinished if the recipe's current length and patience ask for
+        more steps.
+        """
         if self.finished and self.step < total_steps and not patience_exhausted(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
-    """Return the best evaluation, the first one if several are equal; None if the metric is NaN in all of them."""
+    """Return the best evaluation, the first one if several are equal; None if the metric is NaN in
+    all of them.
+    """
     comparable = [entry for entry in evaluations if not math.isnan(_goodness(entry, config))]
     return max(comparable, key=lambda entry: _goodness(entry, config), default=None)
 
@@ -114,10 +127,12 @@ _NO_WEIGHT = 0.02
 
 
 def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0.
+    """Return whether at least `config.patience` evaluations followed the best one; false if
+    patience is 0.
 
-    In an ensemble, at least half of the networks must not have improved in these evaluations either: while trees have
-    most of the weight, the ensemble does not improve although its networks do.
+    In an ensemble, at least half of the networks must not have improved in these evaluations
+    either: while trees have most of the weight, the ensemble does not improve although its networks
+    do.
     """
     chosen = best(evaluations, config)
     if chosen is None or not config.patience:
@@ -129,9 +144,13 @@ def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingC
 
 
 def networks_are_unused(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Return whether the networks of an ensemble had no weight in the last `config.patience` evaluations."""
+    """Return whether the networks of an ensemble had no weight in the last `config.patience`
+    evaluations.
+    """
     last = evaluations[-config.patience :] if config.patience else ()
-    return len(last) == config.patience > 0 and all(entry.get("networks_weight", 1.0) < _NO_WEIGHT for entry in last)
+    return len(last) == config.patience > 0 and all(
+        entry.get("networks_weight", 1.0) < _NO_WEIGHT for entry in last
+    )
 
 
 def _plain(entry: Evaluation) -> dict[str, Any]:
@@ -145,7 +164,9 @@ def _plain(entry: Evaluation) -> dict[str, Any]:
 
 
 def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> float:
-    """Return the factor on learning rates after these evaluations, as torch's `ReduceLROnPlateau` computes it."""
+    """Return the factor on learning rates after these evaluations, as torch's `ReduceLROnPlateau`
+    computes it.
+    """
     factor, highest, worse = 1.0, -math.inf, 0
     for entry in evaluations if config.patience else ():
         goodness = _goodness(entry, config)

@@ -11,10 +11,10 @@
     update rows      the row optimizer                                training
     update network   the network's optimizer, average of weights      training
 
-The first two parts run ahead of the others, up to a barrier (`Cadence`). `TrainPipeline` has a method for each part;
-`TrainPipeline.train` calls those of the training thread. With the network on a device, the parts of the training thread
-are one function: `build_pipeline` returns a subclass (`graph_step`). With several processes, a subclass combines
-gradients (`training/distributed.py`).
+The first two parts run ahead of the others, up to a barrier (`Cadence`). `TrainPipeline` has a
+method for each part; `TrainPipeline.train` calls those of the training thread. With the network on
+a device, the parts of the training thread are one function: `build_pipeline` returns a subclass
+(`graph_step`). With several processes, a subclass combines gradients (`training/distributed.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class StepResult:
     """
 
     def __init__(self, loss: float | Callable[[], float], samples: int) -> None:
-        self._loss, self.samples = loss, samples
+        self._loss = loss
+        self.samples = samples
 
     @property
     def is_known(self) -> bool:
@@ -86,7 +87,8 @@ class StepResult:
 
 
 class Losses:
-    """Adds the losses of steps to a run's state. The loss of a step that is queued on a device is read one step later.
+    """Adds the losses of steps to a run's state. The loss of a step that is queued on a device is
+    read one step later.
 
     Parameters
     ----------
@@ -106,7 +108,9 @@ class Losses:
             self._read_first()
 
     def read(self) -> None:
-        """Read all losses, which waits for the device; `TrainingError` if one of them is not finite."""
+        """Read all losses, which waits for the device; `TrainingError` if one of them is not
+        finite.
+        """
         while self._unread:
             self._read_first()
 
@@ -129,13 +133,19 @@ class TrainPipeline:
     loader : Loader
         Loader of the training batches.
     wait_for_kernels : callable
-        Called before each update of rows in DRAM; returns when another process has compiled their kernels.
+        Called before each update of rows in DRAM; returns when another process has compiled their
+        kernels.
     """
 
     def __init__(
-        self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader, *,
+        self,
+        model: CTRModel,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        loader: Loader,
+        *,
         wait_for_kernels: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         config.dense.schedule.require_steps()
         self.model = model
         self.optimizer = optimizer
@@ -144,26 +154,36 @@ class TrainPipeline:
         self.engine: LookupEngine[Any] = model.embeddings.engine
         if config.clip_rows and not isinstance(self.engine, Engine):
             raise ConfigError(
-                "train.clip_rows needs the gradients of all rows in one process, but these tables are sharded across "
-                "ranks: set it to false (train.clip_norm then only clips the network), or train in one process"
+                "train.clip_rows needs the gradients of all rows in one process, but these tables are "
+                "sharded across "
+                "ranks: set it to false (train.clip_norm then only clips the "
+                "network), or train in one process"
             )
         labels = model.network.labels
         self.seconds = self.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.class_weights(labels), config.loss)
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
-        self._weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._weights: list[nn.Parameter] = [
+            weight for group in optimizer.param_groups for weight in group["params"]
+        ]
         self._rate_factor = 1.0
         self._wait_for_kernels = wait_for_kernels
         self.earlier = 0
-        """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
+        """Number of steps before this run or period. Random numbers and averages count them;
+        schedules do not.
+        """
         self.say: Callable[[str], None] = lambda text: None
-        """Called with a line if steps on a device must run without a graph, although they could have one."""
+        """Called with a line if steps on a device must run without a graph, although they could
+        have one.
+        """
 
     # Ahead of training
 
     def load(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Yield the batches of an epoch from number `first` on, with their requests. Another thread reads ahead."""
+        """Yield the batches of an epoch from number `first` on, with their requests. Another thread
+        reads ahead.
+        """
         return run_ahead(lambda: self._loaded(epoch, first), self.loader.config.prefetch_batches)
 
     def _loaded(self, epoch: int, first: int) -> Iterator[Item]:
@@ -189,9 +209,14 @@ class TrainPipeline:
         return request.features
 
     def stage_ahead(
-        self, items: Iterator[Item], barrier: Callable[[int], bool] = lambda place: False, *, depth: int | None = None
+        self,
+        items: Iterator[Item],
+        barrier: Callable[[int], bool] = lambda place: False,
+        *,
+        depth: int | None = None,
     ) -> Prefetcher[Item]:
-        """Return a context manager that yields ``(item, handle)``: ids are exchanged, and rows fetched into level 0.
+        """Return a context manager that yields ``(item, handle)``: ids are exchanged, and rows
+        fetched into level 0.
 
         Another thread works ahead of training, but not beyond a barrier.
 
@@ -204,12 +229,17 @@ class TrainPipeline:
         """
         depth = self.engine.lookahead if depth is None else depth
         return Prefetcher(
-            self.engine, items, lambda item, stopped: self.exchange(item[1], stopped), depth=depth,
-            pause_after=barrier, tensors=self.tensors_of_items(),
-        )  # fmt: skip
+            self.engine,
+            items,
+            lambda item, stopped: self.exchange(item[1], stopped),
+            depth=depth,
+            pause_after=barrier,
+            tensors=self.tensors_of_items(),
+        )
 
     def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
-        """Return a function that is called with each item from now on, and returns the tensors that its ids take along.
+        """Return a function that is called with each item from now on, and returns the tensors that
+        its ids take along.
 
         None if steps do not need that.
         """
@@ -225,8 +255,8 @@ class TrainPipeline:
         Raises
         ------
         TrainingError
-            If the loss is not finite. Nothing is changed then. A device reports the loss of a step later, when
-            `StepResult.loss` is read.
+            If the loss is not finite. Nothing is changed then. A device reports the loss of a step
+            later, when `StepResult.loss` is read.
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
@@ -248,10 +278,14 @@ class TrainPipeline:
         """Seed the random numbers of the network for a step on one rank."""
         seed_dropout(self._dropouts, self.config.seed, self.earlier + step, rank)
 
-    def look_up(self, batch: Batch, request: Request | None, handle: Handle | None) -> tuple[LookedUp[Any], Request]:
+    def look_up(
+        self, batch: Batch, request: Request | None, handle: Handle | None
+    ) -> tuple[LookedUp[Any], Request]:
         """Look up the rows of a batch, and return them with the request of the batch."""
         request = request or self.request(batch)
-        return LookedUp(self.engine, handle or self.engine.stage_now(self.exchange(request, never))), request
+        return LookedUp(
+            self.engine, handle or self.engine.stage_now(self.exchange(request, never))
+        ), request
 
     @traced("forward")
     def forward(self, batch: Batch, request: Request, rows: LookedUp[Any]) -> Tensor:
@@ -272,17 +306,20 @@ class TrainPipeline:
 
     @traced("backward")
     def backward(self, loss: Tensor, rows: LookedUp[Any]) -> list[Tensor]:
-        """Compute the gradients of the network and of looked-up rows, and return those of the rows."""
+        """Compute the gradients of the network and of looked-up rows, and return those of the
+        rows.
+        """
         for weight in self._weights:
             weight.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         return rows.gradients
 
     def clip(self, handle: Any, gradients: Sequence[Tensor], norm: Tensor | None = None) -> float:
-        """Scale the network's gradients down so that their norm is at most `train.clip_norm`; return the factor for
-        gradients of rows.
+        """Scale the network's gradients down so that their norm is at most `train.clip_norm`;
+        return the factor for gradients of rows.
 
-        With `train.clip_rows`, the limit is for the norm of all gradients together. Without, the factor is 1.
+        With `train.clip_rows`, the limit is for the norm of all gradients together. Without, the
+        factor is 1.
 
         Parameters
         ----------
@@ -299,7 +336,9 @@ class TrainPipeline:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
             return 1.0
         assert isinstance(self.engine, Engine)
-        norm = torch.hypot(norm, torch.tensor(self.engine.gradient_norm(handle, gradients), dtype=norm.dtype))
+        norm = torch.hypot(
+            norm, torch.tensor(self.engine.gradient_norm(handle, gradients), dtype=norm.dtype)
+        )
         nn.utils.clip_grads_with_norm_(weights, limit, self.engine.transfers.up(norm))
         # The formula of `clip_grads_with_norm_`.
         return min(limit / (norm.item() + 1e-6), 1.0)
@@ -318,7 +357,9 @@ class TrainPipeline:
         self._rate_factor = self.engine.step_clock.rate_factor = factor
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the network at `step`. It is a float32 number, as in the memory of a device."""
+        """Return the learning rate of the network at `step`. It is a float32 number, as in the
+        memory of a device.
+        """
         dense = self.config.dense
         return float(np.float32(dense.learning_rate * dense.schedule.factor(step) * self.rate_factor))
 
@@ -335,7 +376,9 @@ class TrainPipeline:
         return observation
 
     def figures(self) -> list[dict[str, float]]:
-        """Return the `RankFigures` of each process, if there are several; otherwise an empty list."""
+        """Return the `RankFigures` of each process, if there are several; otherwise an empty
+        list.
+        """
         return []
 
 
@@ -364,17 +407,19 @@ def loader_config(config: TrainConfig) -> LoaderConfig:
     )
 
 
-# In the first steps the decay is smaller, step / (step + _START), so that the initial weights are forgotten quickly.
+# In the first steps the decay is smaller, step / (step + _START), so that the initial weights are
+# forgotten quickly.
 _START = 10
 
 
 class WeightAverage:
     """Exponential moving average of a network's weights.
 
-    Steps train the weights, and everything else (evaluation, prediction, export) uses the average. The noisier the
-    steps, the more an average helps (Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407). Statistics of
-    batch normalization are averaged, too; rows of tables are not. In a checkpoint, the network's file contains the
-    average, so readers of a run need not know about it.
+    Steps train the weights, and everything else (evaluation, prediction, export) uses the average.
+    The noisier the steps, the more an average helps (Polyak and Juditsky 1992; Izmailov et al.
+    2018, arXiv 1803.05407). Statistics of batch normalization are averaged, too; rows of tables are
+    not. In a checkpoint, the network's file contains the average, so readers of a run need not know
+    about it.
 
     Parameters
     ----------
@@ -385,9 +430,12 @@ class WeightAverage:
     """
 
     def __init__(self, network: nn.Module, config: AverageConfig) -> None:
-        self._network, self._decay = network, config.decay
+        self._network = network
+        self._decay = config.decay
         self.hidden: dict[str, Tensor] = {}
-        """The average; while the network itself has the average, the weights. Empty before the first step."""
+        """The average; while the network itself has the average, the weights. Empty before the
+        first step.
+        """
 
     @property
     def enabled(self) -> bool:
@@ -400,7 +448,9 @@ class WeightAverage:
         return {name: tensor.detach() for name, tensor in self._network.state_dict().items()}
 
     def share(self, step: int) -> float:
-        """Return the share of the weights after `step` in the average: 1 - decay, as a float32 number."""
+        """Return the share of the weights after `step` in the average: 1 - decay, as a float32
+        number.
+        """
         return float(np.float32(1 - min(self._decay, step / (step + _START)))) if self._decay else 0.0
 
     def update(self, share: float | Tensor) -> None:
@@ -427,7 +477,9 @@ class WeightAverage:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Use the average as the network's weights inside the context, and the trained weights again after it."""
+        """Use the average as the network's weights inside the context, and the trained weights
+        again after it.
+        """
         self.swap()
         try:
             yield
@@ -437,14 +489,19 @@ class WeightAverage:
     def swap(self) -> None:
         """Exchange the network's weights with the stored copy. Does nothing before the first step.
 
-        The first call puts the average into the network, the next call puts the current weights back.
+        The first call puts the average into the network, the next call puts the current weights
+        back.
         """
         for name, tensor in self._network.state_dict(keep_vars=True).items() if self.hidden else ():
             tensor.data, self.hidden[name] = self.hidden[name], tensor.data
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore from a checkpoint: `weights` are its weights, and the network must already have its average."""
-        # Copied, because tensors of a file may have any address, and the results of matrix products depend on
-        # alignment.
-        self.hidden = {name: weight.clone().to(self.weights[name].device) for name, weight in weights.items()}
+        """Restore from a checkpoint: `weights` are its weights, and the network must already have
+        its average.
+        """
+        # Copied, because tensors of a file may have any address, and the results of matrix products
+        # depend on alignment.
+        self.hidden = {
+            name: weight.clone().to(self.weights[name].device) for name, weight in weights.items()
+        }
         self.swap()

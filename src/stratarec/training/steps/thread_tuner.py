@@ -1,11 +1,13 @@
 """Choose how the threads of a run wait for work, on a machine that other processes also use.
 
-Threads that wait busily are the fastest on a machine without other processes. Threads that sleep leave idle cores to
-other processes. The tuner measures how long threads that are ready to run wait for a core: if they wait much, other
-processes use the cores, and the threads sleep. If they have waited little for long enough, they wait busily again.
+Threads that wait busily are the fastest on a machine without other processes. Threads that sleep
+leave idle cores to other processes. The tuner measures how long threads that are ready to run wait
+for a core: if they wait much, other processes use the cores, and the threads sleep. If they have
+waited little for long enough, they wait busily again.
 
-The number of threads stays the same, because matrix products of torch may have other bits with another number. Next to
-busy processes, sleeping threads are as fast as fewer threads (`docs/log.md`).
+The number of threads stays the same, because matrix products of torch may have other bits with
+another number. Next to busy processes, sleeping threads are as fast as fewer threads
+(`docs/log.md`).
 """
 
 from __future__ import annotations
@@ -22,21 +24,26 @@ from stratarec.kernels.runtime.cores import cores, most_threads, quota
 from stratarec.kernels.runtime.helpers import AVAILABLE
 from stratarec.kernels.runtime.waiting import sleep_while_waiting
 
-# Seconds between two measurements, and the shortest and longest time before threads wait busily again.
+# Seconds between two measurements, and the shortest and longest time before threads wait busily
+# again.
 _INTERVAL, _SHORTEST, _LONGEST = 0.5, 2.0, 60.0
-# Share of the threads' time spent waiting for a core, above which they sleep, and below which they may wait busily.
-# Measured with DCN V2 and batches of 256 on two cores. Shares for two busy-waiting threads and for two sleeping
-# threads: without other processes 0.10, 0.11; next to one busy process 0.38, 0.35; next to four 0.69, 0.67.
+# Share of the threads' time spent waiting for a core, above which they sleep, and below which they
+# may wait busily. Measured with DCN V2 and batches of 256 on two cores. Shares for two busy-waiting
+# threads and for two sleeping threads: without other processes 0.10, 0.11; next to one busy process
+# 0.38, 0.35; next to four 0.69, 0.67.
 _HIGH, _LOW = 0.2, 0.13
-# Number of cores that other processes must take before threads sleep. Threads also wait for each other, and they wait
-# if a CPU quota stops all of them at once; sleeping would not help against either.
+# Number of cores that other processes must take before threads sleep. Threads also wait for each
+# other, and they wait if a CPU quota stops all of them at once; sleeping would not help against
+# either.
 _MISSING = 0.2
 _SHOWN = 3
 _TASKS = Path("/proc/self/task")
 
 
 class CoreTime(NamedTuple):
-    """Seconds that the threads of this process ran on a core, and seconds that they were ready but waited for one."""
+    """Seconds that the threads of this process ran on a core, and seconds that they were ready but
+    waited for one.
+    """
 
     ran: float
     waited: float
@@ -57,13 +64,15 @@ class CoreTime(NamedTuple):
 def share_of(asked: int, most: int, ranks: int = 1) -> int:
     """Return the number of threads for each of `ranks` ranks on this machine.
 
-    It is `asked`, or, if that is 0, a rank's share of the cores. `most` is the number of threads that torch has.
+    It is `asked`, or, if that is 0, a rank's share of the cores. `most` is the number of threads
+    that torch has.
     """
     return asked or max(1, min(most_threads(most), cores() // ranks))
 
 
 class ThreadTuner:
-    """Chooses how the threads of one run wait. Use it in the process and the Python thread that train the run.
+    """Chooses how the threads of one run wait. Use it in the process and the Python thread that
+    train the run.
 
     Parameters
     ----------
@@ -85,17 +94,21 @@ class ThreadTuner:
         clock: Callable[[], float] = time.perf_counter,
         core_time: Callable[[], CoreTime] = CoreTime.now,
     ) -> None:
-        self._ranks, self._use = ranks, use
-        self._clock, self._core_time = clock, core_time
+        self._ranks = ranks
+        self._use = use
+        self._clock = clock
+        self._core_time = core_time
         self.threads = share_of(asked, torch.get_num_threads(), ranks)
         """Number of threads."""
         self._is_asleep = False
         self._changes: list[tuple[int, bool]] = []
-        # Seconds to wait before threads wait busily again. They double whenever this has to be undone.
+        # Seconds to wait before threads wait busily again. They double whenever this has to be
+        # undone.
         self._patience = _SHORTEST
         self._measured = self._changed = -1.0
         self._before = CoreTime(0.0, 0.0)
-        self._quota, self._quota_read = math.inf, -math.inf
+        self._quota = math.inf
+        self._quota_read = -math.inf
 
     def __enter__(self) -> ThreadTuner:
         self._use(self._is_asleep, self.threads)  # the second phase of a run goes on as the first one ended
@@ -116,14 +129,16 @@ class ThreadTuner:
         last, self._measured = self._measured, now
         ran, waited = (max(b - a, 0.0) for a, b in zip(before, self._before, strict=True))
         if now - self._quota_read > _LONGEST:
-            self._quota, self._quota_read = quota() / self._ranks, now  # 5 ms
+            # 5 ms
+            self._quota = quota() / self._ranks
+            self._quota_read = now
         if last >= 0 and ran > 0:
             has_cores = ran / (now - last) > min(self.threads, self._quota) - _MISSING
             self._decide(0.0 if has_cores else waited / (ran + waited), now, step)
 
     def _decide(self, share: float, now: float, step: int) -> None:
-        """Let threads sleep if `share`, the share of time spent waiting for cores, is large. Let them wait busily if it
-        has been small for long enough.
+        """Let threads sleep if `share`, the share of time spent waiting for cores, is large. Let
+        them wait busily if it has been small for long enough.
         """
         elapsed = now - self._changed
         if not self._is_asleep and share > _HIGH:
@@ -134,7 +149,8 @@ class ThreadTuner:
             self._change(False, now, step)
 
     def _change(self, is_asleep: bool, now: float, step: int) -> None:
-        self._is_asleep, self._changed = is_asleep, now
+        self._is_asleep = is_asleep
+        self._changed = now
         self._changes.append((step, is_asleep))
         self._use(is_asleep, self.threads)
 
@@ -144,7 +160,8 @@ class ThreadTuner:
         if not self._changes:
             return ""
         parts = [
-            f"{'asleep' if is_asleep else 'busy'} from step {step:,} on" for step, is_asleep in self._changes[-_SHOWN:]
+            f"{'asleep' if is_asleep else 'busy'} from step {step:,} on"
+            for step, is_asleep in self._changes[-_SHOWN:]
         ]
         more = len(self._changes) - len(parts)
         earlier = f" ({more:,} changes before)" if more else ""

@@ -1,7 +1,9 @@
-"""Record the operations of each thread during some steps, in the format of ui.perfetto.dev and chrome://tracing.
+"""Record the operations of each thread during some steps, in the format of ui.perfetto.dev and
+chrome://tracing.
 
-A hook of the training loop records each traced step. From the first to the last traced step, functions with the
-decorator `traced` report their calls. All other steps only check that no tracer listens, which costs little.
+A hook of the training loop records each traced step. From the first to the last traced step,
+functions with the decorator `traced` report their calls. All other steps only check that no tracer
+listens, which costs little.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.run.run_directory import TRACE
 
 Hook = Callable[[int], AbstractContextManager[object]]
-"""Function that is called with the number of each step. It returns a context in which the step runs."""
+"""Function that is called with the number of each step. It returns a context in which the step
+runs.
+"""
 
 
 class Span(NamedTuple):
@@ -51,14 +55,18 @@ class Tracer:
         self.spans.append(Span(name, thread, begin, time.perf_counter_ns(), step))
 
     def content(self, process: str) -> dict[str, Any]:
-        """Return the trace in Chrome's format, with times in microseconds since the beginning of the first span."""
+        """Return the trace in Chrome's format, with times in microseconds since the beginning of
+        the first span.
+        """
         origin = min((span.begin for span in self.spans), default=0)
         events: list[dict[str, Any]] = [_named("process_name", process, 0)]
         events += [_named("thread_name", name, thread) for thread, name in self.threads.items()]
         for span in sorted(self.spans, key=lambda item: item.begin):
             times = {"ts": (span.begin - origin) / 1000, "dur": (span.end - span.begin) / 1000}
             step = {} if span.step is None else {"args": {"step": span.step}}
-            events.append({"ph": "X", "name": span.name, "pid": os.getpid(), "tid": span.thread, **times, **step})
+            events.append(
+                {"ph": "X", "name": span.name, "pid": os.getpid(), "tid": span.thread, **times, **step}
+            )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -68,7 +76,8 @@ def _named(what: str, name: str, thread: int) -> dict[str, Any]:
 
 @contextmanager
 def tracing(config: TrainConfig, mesh: Mesh, run: Path, progress: Progress) -> Iterator[list[Hook]]:
-    """Trace the steps that the recipe names, on the first rank only. Write the trace to `run` when the context ends.
+    """Trace the steps that the recipe names, on the first rank only. Write the trace to `run` when
+    the context ends.
 
     Yields the hooks that trace a step, for the training loop.
     """

@@ -31,7 +31,9 @@ class Member(NamedTuple):
     """Member of an ensemble that is fitted here."""
 
     inputs: Literal["codes", "rates", "both", "pairs"]
-    """Columns that its trees compare, next to dense features: codes, click rates, both, or both and rates of pairs."""
+    """Columns that its trees compare, next to dense features: codes, click rates, both, or both and
+    rates of pairs.
+    """
     settings: dict[str, Any]
 
 
@@ -48,24 +50,30 @@ _STRONG = {
     "cat_smooth": 20, "cat_l2": 20,
 }  # fmt: skip
 MEMBERS = (
-    Member("codes", _STRONG), Member("codes", _EXTRA), Member("codes", _LIGHT), Member("rates", _EXTRA),
-    Member("both", _LIGHT), Member("pairs", _LIGHT),
-)  # fmt: skip
+    Member("codes", _STRONG),
+    Member("codes", _EXTRA),
+    Member("codes", _LIGHT),
+    Member("rates", _EXTRA),
+    Member("both", _LIGHT),
+    Member("pairs", _LIGHT),
+)
 _FIRST_THREAD = 3
 """Number of members that the first of two threads fits; the others take as long."""
 
 
 def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return ``models``, the trees of each member as LightGBM writes them; ``limited``, whether the limit in seconds
-    ended the fit of the member; ``pairs``, ``pair_rates`` and ``edges`` (`PairRates`).
+    """Return ``models``, the trees of each member as LightGBM writes them; ``limited``, whether the
+    limit in seconds ended the fit of the member; ``pairs``, ``pair_rates`` and ``edges``
+    (`PairRates`).
 
     Parameters
     ----------
     request : mapping
-        ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``categorical``, whether each of
-        the first columns is a code or the length of a list, and as many last columns are click rates; ``sets``, the
-        codes that are compared with sets; ``num_leaves``, ``seed``, and ``seconds``, the limit; ``most``, the most
-        trees of a member. If there is no ``valid``: ``rounds``, the number of trees of each member, and ``pairs`` and
+        ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``;
+        ``categorical``, whether each of the first columns is a code or the length of a list, and as
+        many last columns are click rates; ``sets``, the codes that are compared with sets;
+        ``num_leaves``, ``seed``, and ``seconds``, the limit; ``most``, the most trees of a member.
+        If there is no ``valid``: ``rounds``, the number of trees of each member, and ``pairs`` and
         ``edges``, the pairs of columns that have click rates.
     """
     import lightgbm
@@ -89,9 +97,11 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             new = look_up_pairs(valid[0][:, : width - codes], pairs, pairs.keys(), codes)
             valid[0] = np.concatenate([valid[0], new], axis=1)
     parts = {
-        "codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width),
+        "codes": slice(0, width - codes),
+        "rates": slice(codes, width),
+        "both": slice(0, width),
         "pairs": slice(0, width + len(pairs.pairs)),
-    }  # fmt: skip
+    }
 
     def data_of(inputs: str) -> tuple[lightgbm.Dataset, lightgbm.Dataset | None]:
         rows = train[0][:, parts[inputs]]
@@ -143,12 +153,16 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tuple[int, bool]:
-    """Add trees until there are `most`, until validation no longer improves, or until no leaf can be split.
+    """Add trees until there are `most`, until validation no longer improves, or until no leaf can
+    be split.
 
-    The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep (with the lowest
-    validation loss), and whether the deadline ended the work.
+    The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep
+    (with the lowest validation loss), and whether the deadline ended the work.
     """
-    least, best, trees, failed = np.inf, 0, 0, 0
+    least = np.inf
+    best = 0
+    trees = 0
+    failed = 0
     while trees < most and trees - best < _PATIENCE and failed < _DRAWS:
         if time.monotonic() > deadline:
             return best, True
@@ -158,12 +172,15 @@ def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tu
         trees, failed = booster.current_iteration(), 0
         loss = booster.eval_valid()[0][2] if is_validated else -trees
         if loss < least:
-            least, best = loss, min(trees, most)  # a first draw without a split adds a constant, which is not counted
+            # a first draw without a split adds a constant, which is not counted
+            least, best = loss, min(trees, most)
     return best, False
 
 
 def _end_with_reader(pipe: int) -> None:
-    """End this process when nobody reads from the pipe: the process that trains networks has ended, even by SIGKILL."""
+    """End this process when nobody reads from the pipe: the process that trains networks has ended,
+    even by SIGKILL.
+    """
     watcher = select.poll()
     watcher.register(pipe, 0)
     watcher.poll()
@@ -171,13 +188,16 @@ def _end_with_reader(pipe: int) -> None:
 
 
 def main() -> None:
-    """Read a request from standard input, and write the result, or the reason why there is none, to standard output."""
+    """Read a request from standard input, and write the result, or the reason why there is none, to
+    standard output.
+    """
     threading.Thread(target=_end_with_reader, args=(os.dup(1),), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(2, 1)  # LightGBM prints warnings to standard output
         try:
             with hidden_packages():
-                # All arrays are read here: the archive reads when it is indexed, which is not safe from two threads.
+                # All arrays are read here: the archive reads when it is indexed, which is not safe
+                # from two threads.
                 result = fit(dict(np.load(sys.stdin.buffer)))
         except (ImportError, OSError) as error:  # OSError: the shared library for threads is missing
             result = {"reason": np.array(f"lightgbm does not load ({' '.join(str(error).split())[:200]})")}

@@ -1,13 +1,14 @@
 """Fit the members of an ensemble that are boosted trees, while its networks train.
 
-All members are fitted to the training split; the validation split determines their numbers of trees. Two members are
-regularized strongly and lightly, because the former are better on small logs and the latter on logs with sharp effects.
-A third draws one threshold for each feature (extremely randomized trees, Geurts et al. 2006), so that it errs
-differently. These compare codes. A fourth, with the settings of the third, has click rates in place of codes, which
-help for features with many values, the fifth has codes and click rates, and the sixth also has click rates of pairs of
-columns (`pair_rates.py`). It has no trees if no pair says more than its columns. The rate of a training sample's value
-is computed without the tenth of the samples that contains the sample, so that no sample sees its own label. The
-parameters are the result of simulations (`docs/log.md`).
+All members are fitted to the training split; the validation split determines their numbers of
+trees. Two members are regularized strongly and lightly, because the former are better on small logs
+and the latter on logs with sharp effects. A third draws one threshold for each feature (extremely
+randomized trees, Geurts et al. 2006), so that it errs differently. These compare codes. A fourth,
+with the settings of the third, has click rates in place of codes, which help for features with many
+values, the fifth has codes and click rates, and the sixth also has click rates of pairs of columns
+(`pair_rates.py`). It has no trees if no pair says more than its columns. The rate of a training
+sample's value is computed without the tenth of the samples that contains the sample, so that no
+sample sees its own label. The parameters are the result of simulations (`docs/log.md`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from stratarec.training.steps.tree_process import MEMBERS
 
 Doubles = NDArray[np.float64]
 _BATCH = 1 << 16
-# Copies of the samples in memory: of this process, of the other one, and that from which LightGBM makes bins.
+# Copies of the samples in memory: of this process, of the other one, and that from which LightGBM
+# makes bins.
 _COPIES = 3
 # Python adds the working directory to the path, where any file may have the name of a module.
 _START = (
@@ -52,7 +54,8 @@ _START = (
 
 
 class TreeFit:
-    """Fitting of trees in a second process (`tree_process.py`). Equal data and seeds give equal trees.
+    """Fitting of trees in a second process (`tree_process.py`). Equal data and seeds give equal
+    trees.
 
     Parameters
     ----------
@@ -63,12 +66,16 @@ class TreeFit:
     config : TrainConfig
         Limits of the trees, seed and number of threads.
     growth : float
-        If positive, the trees are fitted again to more samples, without validation. Each member gets this multiple of
-        the number of trees that it has.
+        If positive, the trees are fitted again to more samples, without validation. Each member
+        gets this multiple of the number of trees that it has.
     """
 
-    def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig, *, growth: float = 0.0) -> None:
-        self._trees, self._reason, self._seconds = trees, "", config.tree_seconds
+    def __init__(
+        self, trees: TreeMembers, dataset: Dataset, config: TrainConfig, *, growth: float = 0.0
+    ) -> None:
+        self._trees = trees
+        self._reason = ""
+        self._seconds = config.tree_seconds
         self._is_required = bool(growth)
         self._process: subprocess.Popen[bytes] | None = None
         (positive,) = config.class_weights(dataset.schema.label_columns)
@@ -102,38 +109,53 @@ class TreeFit:
             splits["valid"] = _read(trees, dataset, "valid", positive)  # with click rates
             if not _has_both_classes(*splits["valid"]):
                 trees.resize(TreeSizes())
-                lacking = "no samples of one of the classes" if splits["valid"][2].any() else "only weights of 0"
+                lacking = (
+                    "no samples of one of the classes" if splits["valid"][2].any() else "only weights of 0"
+                )
                 self._reason = f"the validation split has {lacking}"
                 return
         # A file, because a pipe would make this process wait until the other one reads.
         with storage_errors(Path(gettempdir())), TemporaryFile() as file:
             parts = ("rows", "label", "weight")
             arrays: dict[str, Any] = {
-                f"{split}_{name}": array for split in splits for name, array in zip(parts, splits[split], strict=True)
+                f"{split}_{name}": array
+                for split in splits
+                for name, array in zip(parts, splits[split], strict=True)
             }
             if pairs is not None:
                 arrays |= {"pairs": pairs.pairs, "edges": pairs.edges}
             np.savez(
-                file, **arrays, sets=np.array(sets, np.int64), seed=config.seed,
+                file,
+                **arrays,
+                sets=np.array(sets, np.int64),
+                seed=config.seed,
                 categorical=np.array([not is_list for _, is_list in trees.features], np.bool_),
-                num_leaves=LEAVES, seconds=config.tree_seconds, most=trees.most,
+                num_leaves=LEAVES,
+                seconds=config.tree_seconds,
+                most=trees.most,
                 rounds=np.rint(growth * counts).astype(np.int64),
-            )  # fmt: skip
+            )
             file.seek(0)
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(
                     os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)
                 ),
-                # NumPy's products, which choose pairs, have the same bits on any machine, and leave cores to networks.
+                # NumPy's products, which choose pairs, have the same bits on any machine, and leave
+                # cores to networks.
                 "OPENBLAS_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
             }
-            # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
+            # Ctrl-C in a terminal reaches only this process, which then waits for the trees and
+            # saves a checkpoint.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START], stdin=file,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environment,
-            )  # fmt: skip
+                [sys.executable, "-c", _START],
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=environment,
+            )
         # Read into memory by a thread, because the disk may be full when the trees are complete.
         self._reader = ThreadPoolExecutor(1)
         self._written = self._reader.submit(self._process.communicate)
@@ -160,9 +182,13 @@ class TreeFit:
             if not self._reason:
                 self._store(result)
             if limited := int(result.get("limited", np.zeros(0)).sum()):
-                difference = f"train.tree_seconds ({self._seconds:g} s) ended the fit of {limited} members of trees"
+                difference = (
+                    f"train.tree_seconds ({self._seconds:g} s) ended the fit of {limited} members of trees"
+                )
                 if not len(self._trees.trees):
-                    self._reason = f"train.tree_seconds is {self._seconds:g}, which is over before a tree; raise it"
+                    self._reason = (
+                        f"train.tree_seconds is {self._seconds:g}, which is over before a tree; raise it"
+                    )
         if self._reason:
             progress.say(f"no trees are fitted: {self._reason}")
         else:
@@ -171,7 +197,9 @@ class TreeFit:
         return difference
 
     def _result(self) -> tuple[Mapping[str, NDArray[Any]], str]:
-        """Return the arrays that the process wrote, or an empty mapping and the reason if it had too little memory."""
+        """Return the arrays that the process wrote, or an empty mapping and the reason if it had
+        too little memory.
+        """
         assert self._process is not None
         output, errors = self._written.result()
         if not (code := self._process.returncode):
@@ -181,17 +209,23 @@ class TreeFit:
         has_memory = code > 0 and not re.search("MemoryError|bad_alloc", reason)
         if has_memory or self._is_required:
             raise TrainingError(f"fitting trees by {reason.rstrip()}; model.trees=0 trains without trees")
-        # No step of the networks is lost. The system sends SIGKILL to processes that need too much memory.
+        # No step of the networks is lost. The system sends SIGKILL to processes that need too much
+        # memory.
         return {}, f"{reason.rstrip()} (memory was probably full)"
 
     @torch.no_grad()
     def _store(self, result: Mapping[str, NDArray[Any]]) -> None:
-        """Store the trees of members, which LightGBM wrote as text, and the click rates that they compare."""
+        """Store the trees of members, which LightGBM wrote as text, and the click rates that they
+        compare.
+        """
         codes = len(self._trees.features)
         models = [model.decode() for model in result["models"].tolist()]
         arrays = {name: result[name] for name in PAIR_ARRAYS}
         arrays |= read_models(models, [codes if member.inputs == "rates" else 0 for member in MEMBERS])
-        rates, lengths = self._trees.rates, {name: len(array) for name, array in arrays.items() if name != "leaves"}
+        rates, lengths = (
+            self._trees.rates,
+            {name: len(array) for name, array in arrays.items() if name != "leaves"},
+        )
         self._trees.resize(TreeSizes(**lengths, rated=rates.shape[1]))
         self._trees.rates.copy_(rates)
         for name, array in arrays.items():
@@ -204,13 +238,17 @@ class TreeFit:
             self._reader.shutdown()
 
 
-def _has_both_classes(_rows: NDArray[np.float32], label: NDArray[np.float32], weight: NDArray[np.float32]) -> bool:
+def _has_both_classes(
+    _rows: NDArray[np.float32], label: NDArray[np.float32], weight: NDArray[np.float32]
+) -> bool:
     return {0.0, 1.0} <= set(np.unique(label[weight > 0]).tolist())
 
 
 @torch.no_grad()
 def _fit_rates(trees: TreeMembers, rows: NDArray[np.float32], labels: Labels) -> None:
-    """Set the click rates of codes, and in `rows` replace the rate of each sample by that without its part."""
+    """Set the click rates of codes, and in `rows` replace the rate of each sample by that without
+    its part.
+    """
     rated = trees.sizes.rated
     for place, (_, is_list) in enumerate(trees.features):
         if is_list:
@@ -224,10 +262,12 @@ def _fit_rates(trees: TreeMembers, rows: NDArray[np.float32], labels: Labels) ->
 def _read(
     trees: TreeMembers, dataset: Dataset, split: str, positive: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the numbers that trees compare, except rates of pairs, the labels and the weights of all samples of a
-    split.
+    """Return the numbers that trees compare, except rates of pairs, the labels and the weights of
+    all samples of a split.
     """
-    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, unit="sample", expand=True))
+    loader = Loader(
+        dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, unit="sample", expand=True)
+    )
     samples, width = dataset.samples(split), 2 * len(trees.features) + trees.dense
     rows = np.empty((samples, width), np.float32)
     label, weight, end = np.empty(samples, np.float32), np.ones(samples, np.float32), 0
@@ -241,7 +281,8 @@ def _read(
 
 
 def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-    """Return the arrays of `kernels/trees/sums.py`, by name, for the models of members, which LightGBM wrote as text.
+    """Return the arrays of `kernels/trees/sums.py`, by name, for the models of members, which
+    LightGBM wrote as text.
 
     Parameters
     ----------
@@ -250,7 +291,10 @@ def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArr
     firsts : sequence of int
         Place of each member's first column.
     """
-    trees, nodes, sets, leaves = [], [np.zeros((0, NODE_FIELDS))], [np.zeros(0)], [np.zeros(0)]
+    trees = []
+    nodes = [np.zeros((0, NODE_FIELDS))]
+    sets = [np.zeros(0)]
+    leaves = [np.zeros(0)]
     place = 0  # number of codes so far
     for member, (model, first) in enumerate(zip(models, firsts, strict=True)):
         for text in model.split("\nTree=")[1:]:
@@ -262,8 +306,11 @@ def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArr
             sets.append(tree_sets)
             leaves.append(tree_leaves)
     parts: dict[str, list[NDArray[Any]]] = {
-        "trees": [np.reshape(trees, (-1, TREE_FIELDS))], "nodes": nodes, "sets": sets, "leaves": leaves
-    }  # fmt: skip
+        "trees": [np.reshape(trees, (-1, TREE_FIELDS))],
+        "nodes": nodes,
+        "sets": sets,
+        "leaves": leaves,
+    }
     return {name: np.concatenate(arrays).astype(np.float32) for name, arrays in parts.items()}
 
 
@@ -296,14 +343,17 @@ def _read_tree(fields: Mapping[str, str], column: int, place: int) -> tuple[Doub
         np.flatnonzero(np.unpackbits(words[start:end].view(np.uint8), bitorder="little"))
         for start, end in pairwise(bounds)
     ]
-    codes = np.concatenate([np.append(codes[:-1], -1 - codes[-1]) for codes in sets]) if sets else np.zeros(0)
+    codes = (
+        np.concatenate([np.append(codes[:-1], -1 - codes[-1]) for codes in sets]) if sets else np.zeros(0)
+    )
     starts = place + np.cumsum([0, *map(len, sets)])
     nodes = np.stack(
         [
             np.where(is_set, -1 - feature, feature),
             np.where(is_set, starts[np.where(is_set, threshold, 0).astype(np.int64)], rounded),
-            numbers("left_child"), numbers("right_child"),
+            numbers("left_child"),
+            numbers("right_child"),
         ],
         axis=1,
-    )  # fmt: skip
+    )
     return nodes, codes, leaves

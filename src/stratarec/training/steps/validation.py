@@ -43,7 +43,9 @@ class Curves:
         return state.step % self.every == 0
 
     def add_step(self, state: TrainingState) -> None:
-        """Show the progress of a trained step, and add a point to the curves at every multiple of `every` steps."""
+        """Show the progress of a trained step, and add a point to the curves at every multiple of
+        `every` steps.
+        """
         speed = f"  {state.speed:,.0f} samples/s" if state.speed else ""  # the first steps are not timed
         self.progress.advance(1, f"loss {state.smoothed_loss:.4f}{speed}")
         if not self.is_due(state):
@@ -60,7 +62,9 @@ class Curves:
         self._add(state.step, {f"train/{name}": value for name, value in values.items()})
 
     def add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Add the metrics of an evaluation, an entry of `TrainingState.evaluations`, to the curves."""
+        """Add the metrics of an evaluation, an entry of `TrainingState.evaluations`, to the
+        curves.
+        """
         values = {
             f"valid/{label}/{name}" if label else f"valid/{name}": metrics[name]
             for label, metrics in entry.get("labels", {"": entry}).items()
@@ -90,10 +94,11 @@ class Validation:
     members: BestMembers | None
 
     def run(self, state: TrainingState, curves: Curves, *, closing: bool = False) -> bool:
-        """Evaluate the model, record the metrics in `state`, and return whether they are the best so far.
+        """Evaluate the model, record the metrics in `state`, and return whether they are the best
+        so far.
 
-        Also marks `state` as finished if early stopping ends the run. Nothing is recorded without a validation split,
-        or if the user stops the evaluation.
+        Also marks `state` as finished if early stopping ends the run. Nothing is recorded without a
+        validation split, or if the user stops the evaluation.
 
         Parameters
         ----------
@@ -120,17 +125,25 @@ class Validation:
         state.finished = patience_exhausted(state.evaluations, stopping)
         if state.finished and networks_are_unused(state.evaluations, stopping):
             self.progress.say(
-                f"step {state.step}: the trees have had all of the weight in {stopping.patience} evaluations, so "
-                "training of the networks ends"
+                f"step {state.step}: the trees have had all of the weight in {stopping.patience} "
+                "evaluations, so training of the networks ends"
             )
         return best(state.evaluations, stopping) is state.evaluations[-1]
 
     def _scored(self, state: TrainingState, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
-        """Return the scored validation split, and for an ensemble the figures of its members, under ``members``."""
+        """Return the scored validation split, and for an ensemble the figures of its members, under
+        ``members``.
+        """
         score = partial(
-            score_split, self.model, self.dataset, "valid", precision=self.config.precision, progress=SilentProgress(),
-            check=self.check, mesh=self.mesh,
-        )  # fmt: skip
+            score_split,
+            self.model,
+            self.dataset,
+            "valid",
+            precision=self.config.precision,
+            progress=SilentProgress(),
+            check=self.check,
+            mesh=self.mesh,
+        )
         with self.average.shown():
             if self.members is None:
                 return score(), {}
@@ -146,7 +159,10 @@ class Validation:
                 improved = steps[len(steps) // 2] if steps else 0
                 if networks and not self.members.apart:
                     median = sorted(member["log_loss"] for member in networks)[len(networks) // 2]
-                    before = [(evaluation["networks_log_loss"], evaluation["step"]) for evaluation in state.evaluations]
+                    before = [
+                        (evaluation["networks_log_loss"], evaluation["step"])
+                        for evaluation in state.evaluations
+                    ]
                     entry["networks_log_loss"], improved = median, min((*before, (median, state.step)))[1]
                 return samples, {
                     **entry,

@@ -1,7 +1,7 @@
 """Registry of codecs. Each codec is a `Kind` in a module of this folder and has an entry below.
 
-Recipes, plans, checkpoints and exports refer to a codec by its name in `KINDS`; kernels by its position there. The
-planner reads rates and penalty from its entry.
+Recipes, plans, checkpoints and exports refer to a codec by its name in `KINDS`; kernels by its
+position there. The planner reads rates and penalty from its entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Common parts of the codecs: their description, a record's layout for kernels, and noise for stochastic rounding."""
+"""Common parts of the codecs: their description, a record's layout for kernels, and noise for
+stochastic rounding.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,22 @@ Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
 MAGNITUDE = W(0x7FFFFFFF)
-# Float32 bits of the largest finite magnitude of each float format; larger numbers, infinity and NaN are invalid.
+# Float32 bits of the largest finite magnitude of each float format; larger numbers, infinity and
+# NaN are invalid.
 FP32_LIMIT = 0x7F7FFFFF
 FP16_LIMIT = 0x477FE000
 BF16_LIMIT = 0x7F7F0000
 
-# Column d of a record's noise is murmur3's finalizer applied to (low + d * STEP) ^ high, a Weyl sequence of 32 bits;
-# low and high are the halves of the record's key.
+# Column d of a record's noise is murmur3's finalizer applied to (low + d * STEP) ^ high, a Weyl
+# sequence of 32 bits; low and high are the halves of the record's key.
 STEP = 0x9E3779B9
 MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
 
 
 class Form(NamedTuple):
-    """`RecordLayout` for kernels: position of the kind in `KINDS`, and first byte of each part of a record."""
+    """`RecordLayout` for kernels: position of the kind in `KINDS`, and first byte of each part of a
+    record.
+    """
 
     kind: int
     stochastic: bool
@@ -62,22 +67,25 @@ class Kind:
     levels : int
         Greatest code, for kinds that store codes with a scale and an offset; otherwise 0.
     encode, decode : callable
-        Compiled ``encode(form, values, start, records, at, base)``, which returns whether the kind can represent every
-        number, and ``decode(form, values, start, records, at)``. `form` is a `Form`, the row is D floats of flat
-        `values` from `start` on, the record starts at byte `at` of flat `records`, `base` is the key of its noise.
+        Compiled ``encode(form, values, start, records, at, base)``, which returns whether the kind
+        can represent every number, and ``decode(form, values, start, records, at)``. `form` is a
+        `Form`, the row is D floats of flat `values` from `start` on, the record starts at byte `at`
+        of flat `records`, `base` is the key of its noise.
     plain_encode : callable
-        `encode` in NumPy. Takes weights ``[D]``, random bits ``[D]`` (None rounds to nearest), and whether scale and
-        offset are float32. Returns None if the kind cannot represent the weights.
+        `encode` in NumPy. Takes weights ``[D]``, random bits ``[D]`` (None rounds to nearest), and
+        whether scale and offset are float32. Returns None if the kind cannot represent the weights.
     plain_decode : callable
         `decode` in NumPy. Takes encoded bytes, D, and whether scale and offset are float32.
     encode_rate, decode_rate : float
-        Float32 bytes per second on one core, for the planner; infinite for a copy, which costs only memory traffic.
+        Float32 bytes per second on one core, for the planner; infinite for a copy, which costs only
+        memory traffic.
     penalty : float
-        Cost of the loss of precision, for ``precision: auto``: the planner adds this multiple of a table's compute
-        seconds to the cost of the kind. With 0.5 for int8, a table is stored as float32 in a slower tier instead of as
-        int8 in DRAM, if the slower tier adds less than half the table's compute time. With 50 for int4, that codec is
-        used only if nothing else fits. The figures are a judgement, not a measurement: int8 under a cache trains to the
-        accuracy of float32 (arXiv 2010.11305), int4 not always.
+        Cost of the loss of precision, for ``precision: auto``: the planner adds this multiple of a
+        table's compute seconds to the cost of the kind. With 0.5 for int8, a table is stored as
+        float32 in a slower tier instead of as int8 in DRAM, if the slower tier adds less than half
+        the table's compute time. With 50 for int4, that codec is used only if nothing else fits.
+        The figures are a judgement, not a measurement: int8 under a cache trains to the accuracy of
+        float32 (arXiv 2010.11305), int4 not always.
     automatic : bool
         Whether ``precision: auto`` may choose the kind.
     on_gpu : bool
@@ -99,9 +107,9 @@ class Kind:
     on_gpu: bool = False
 
 
-# Results are cast to 32 bits after every operation: Numba widens 32-bit words to 64 bits, and LLVM narrows them again
-# where it sees the cast. It does not narrow the mixing of the noise, so products and shifts there are 32-bit
-# intrinsics; otherwise half as many lanes would be used.
+# Results are cast to 32 bits after every operation: Numba widens 32-bit words to 64 bits, and LLVM
+# narrows them again where it sees the cast. It does not narrow the mixing of the noise, so products
+# and shifts there are 32-bit intrinsics; otherwise half as many lanes would be used.
 @njit(**BODY)
 def finish(weyl, base):
     """Return 32 random bits: murmur3's finalizer applied to `weyl` xor the high half of `base`."""
@@ -120,14 +128,16 @@ def words(base, column):
 @njit(**BODY)
 def fraction(word):
     """Return 24 bits of `word` as a float in [0, 1)."""
-    # Through int32: processors convert signed integers to float in one instruction, but most have none for unsigned
-    # ones.
+    # Through int32: processors convert signed integers to float in one instruction, but most have
+    # none for unsigned ones.
     return F(np.int32(word >> W(8))) * F(2.0**-24)
 
 
 @njit(**BODY)
 def unit(base, column):
-    """Return a random float in [0, 1) with 24 bits, a function of the record's key `base` and a column."""
+    """Return a random float in [0, 1) with 24 bits, a function of the record's key `base` and a
+    column.
+    """
     return fraction(words(base, column))
 
 

@@ -1,4 +1,6 @@
-"""Codecs of floats: IEEE binary32, IEEE binary16, and bfloat16, which is the upper half of a binary32."""
+"""Codecs of floats: IEEE binary32, IEEE binary16, and bfloat16, which is the upper half of a
+binary32.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from stratarec.kernels.codec.kinds.base import (
     plain_unit,
     unit,
     words,
-)  # fmt: skip
+)
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.bits import (
     bits_float,
@@ -42,7 +44,8 @@ from stratarec.kernels.simd.bits import (
 def put_fp32(values, start, D, records, at):
     for d in range(D):
         store_f32(records, at + U(4) * d, values[start + d])
-    # Checked after the copy, while the row is in the L1 cache. Bytes of invalid rows, which are rare, are not used.
+    # Checked after the copy, while the row is in the L1 cache. Bytes of invalid rows, which are
+    # rare, are not used.
     return fits(values, start, D, FP32_LIMIT)
 
 
@@ -56,7 +59,8 @@ def get_fp32(values, start, D, records, at):
 def put_bf16_nearest(values, start, D, records, at):
     for d in range(D):
         bits = float_bits(values[start + d])
-        # Half of the last kept bit, minus one if that bit is 0, so that a tie rounds to the even neighbour.
+        # Half of the last kept bit, minus one if that bit is 0, so that a tie rounds to the even
+        # neighbour.
         even = W(W(0x7FFF) + W(W(bits >> W(16)) & W(1)))
         store_u16(records, at + U(2) * d, np.uint16(W(W(bits + even) >> W(16))))
     return fits(values, start, D, BF16_LIMIT)
@@ -66,7 +70,8 @@ def put_bf16_nearest(values, start, D, records, at):
 def put_bf16(values, start, D, records, at, base, column):
     """Encode bfloat16, rounded stochastically.
 
-    16 random bits are added below the upper half, so the probability of a carry is proportional to the dropped part.
+    16 random bits are added below the upper half, so the probability of a carry is proportional to
+    the dropped part.
     """
     for d in range(D):
         random = W(words(base, column + d) >> W(16))
@@ -84,7 +89,8 @@ def get_bf16(values, start, D, records, at):
 def put_fp16(values, start, D, records, at, base):
     """Encode float16, rounded stochastically.
 
-    The neighbours of |w| are 2^max(e - 10, -24) apart, where e is the exponent of w. Dividing by this power is exact.
+    The neighbours of |w| are 2^max(e - 10, -24) apart, where e is the exponent of w. Dividing by
+    this power is exact.
     """
     for d in range(D):
         bits = float_bits(values[start + d])
@@ -149,7 +155,9 @@ def from_fp32(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 
 def plain_fp16(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode float16, also subnormal. Round to nearest, or to either neighbour by the random bits `word`, if given."""
+    """Encode float16, also subnormal. Round to nearest, or to either neighbour by the random bits
+    `word`, if given.
+    """
     if not plain_fits(values, FP16_LIMIT):
         return None
     if word is None:
@@ -168,11 +176,15 @@ def from_fp16(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 
 def plain_bf16(values: Floats, word: Words | None, wide: bool = False) -> bytes | None:
-    """Encode bfloat16, rounded by the random bits `word`, or to nearest, ties to even, without them."""
+    """Encode bfloat16, rounded by the random bits `word`, or to nearest, ties to even, without
+    them.
+    """
     if not plain_fits(values, BF16_LIMIT):
         return None
     bits = values.view(np.uint32)
-    added = (word >> np.uint32(16)) if word is not None else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & 1)
+    added = (
+        (word >> np.uint32(16)) if word is not None else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & 1)
+    )
     # Numbers up to the largest bfloat16 never round to infinity.
     return ((bits + added) >> np.uint32(16)).astype(np.uint16).tobytes()
 

@@ -1,6 +1,8 @@
-"""Codecs that store weights as integer codes of 8 or 4 bits, between a row's least and greatest weight.
+"""Codecs that store weights as integer codes of 8 or 4 bits, between a row's least and greatest
+weight.
 
-A weight is ``offset + code * scale``. The error bounds are in `stratarec.embedding.codecs.RecordCodec`.
+A weight is ``offset + code * scale``. The error bounds are in
+`stratarec.embedding.codecs.RecordCodec`.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ NEAREST = F(0.49999997)
 def extremes(values, start, D):
     """Return the least and greatest float of a row, and whether all are finite.
 
-    Floats have the order of their bits as signed integers, if the magnitude bits of negative numbers are flipped.
-    Minima of integers vectorize, and NaN and infinities are outside the range of the finite numbers.
+    Floats have the order of their bits as signed integers, if the magnitude bits of negative
+    numbers are flipped. Minima of integers vectorize, and NaN and infinities are outside the range
+    of the finite numbers.
     """
     least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(D):
@@ -66,7 +69,9 @@ def extremes(values, start, D):
 
 @njit(**BODY)
 def parameters(low, high, levels, wide):
-    """Return scale and offset as `RecordCodec` defines them, and whether their storage can hold them."""
+    """Return scale and offset as `RecordCodec` defines them, and whether their storage can hold
+    them.
+    """
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
@@ -76,9 +81,9 @@ def parameters(low, high, levels, wide):
     if not abs(low) <= F(65504.0):
         return F(0.0), low, False
     offset = to_half(low)
-    # One step down, which is towards zero for a positive number and away from zero for a negative one; 0 becomes the
-    # least negative number. Without a branch, here and for the scale, because half of all rows would take the branch at
-    # random.
+    # One step down, which is towards zero for a positive number and away from zero for a negative
+    # one; 0 becomes the least negative number. Without a branch, here and for the scale, because
+    # half of all rows would take the branch at random.
     down = W(0x8001) if offset == 0 else W(offset + W(0xFFFF) if offset < 0x8000 else offset + W(1))
     offset = np.uint16(select32(from_half(offset) > low, down, W(offset)))
     step = (high - from_half(offset)) / levels
@@ -108,17 +113,22 @@ def load_parameters(form, records, at):
 
 @njit(**BODY)
 def measure(form, values, start, levels, records, at):
-    """Store scale and offset of a row; return offset, inverse of the scale, and whether the codec can hold the row."""
+    """Store scale and offset of a row; return offset, inverse of the scale, and whether the codec
+    can hold the row.
+    """
     low, high, finite = extremes(values, start, U(form.width))
     scale, offset, valid = parameters(low, high, levels, form.wide_parameters)
     store_parameters(records, at + U(form.parameters_at), scale, offset, form.wide_parameters)
-    # One division per row, one product per weight. A constant row has scale 0, and all its codes are 0.
+    # One division per row, one product per weight. A constant row has scale 0, and all its codes
+    # are 0.
     return offset, F(1.0) / scale if scale > F(0.0) else F(0.0), finite and valid
 
 
 @njit(**BODY)
 def code(value, offset, inverse, levels, threshold):
-    """Return the number of steps above the offset, rounded up if more than `threshold` of a step remains."""
+    """Return the number of steps above the offset, rounded up if more than `threshold` of a step
+    remains.
+    """
     steps = (value - offset) * inverse
     floor = np.int32(steps)
     up = np.int32(1) if steps - F(floor) > threshold else np.int32(0)
@@ -226,8 +236,8 @@ INT8 = Kind(
 def encode_int4(form, values, start, records, at, base):
     """Store codes p and H + p in the low and high half of byte p, with H = (D + 1) // 2.
 
-    Codes of neighbours are not paired, so that two contiguous parts of the row are read. The last high half of an odd
-    width is 0.
+    Codes of neighbours are not paired, so that two contiguous parts of the row are read. The last
+    high half of an odd width is 0.
     """
     D, levels = U(form.width), np.int32(15)
     H = (D + U(1)) // U(2)
@@ -282,7 +292,8 @@ def from_int4(stored: bytes, width: int, wide: bool) -> Floats:
 
 INT4 = Kind(
     name="int4",
-    about="H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of byte p, and H + p the upper",
+    about="H = (D + 1) // 2 bytes, then scale and offset; code p < H is the lower half of "
+    "byte p, and H + p the upper",
     weight_bytes=lambda width: (width + 1) // 2,
     levels=15,
     encode=encode_int4,
@@ -291,8 +302,8 @@ INT4 = Kind(
     plain_decode=from_int4,
     encode_rate=2e9,
     decode_rate=4e9,
-    # Only for tables that fit nowhere otherwise: with a penalty of 4 the planner put every large table into int4 when
-    # block reads dominated the step, to save a fifth of it.
+    # Only for tables that fit nowhere otherwise: with a penalty of 4 the planner put every large
+    # table into int4 when block reads dominated the step, to save a fifth of it.
     penalty=50.0,
     on_gpu=True,
 )
