@@ -8,6 +8,9 @@ and the scorer.
 - `prepare` and `predict`: the whole commands, with the start of Python, in processes that may use
   some processors.
 - `scorer`: calls with one row from several threads.
+- `machine_products`, `machine_rows`: what the processors allow. Each thread computes matrix
+  products that fit its cache, or reads random rows of 64 bytes, and shares nothing with the others.
+  Two virtual processors may be one core.
 
 All numbers of threads and both sides alternate. `efficiency_T` is the speed with T threads, divided
 by T times that with one; `serial` is the part of a step that only one thread does by Amdahl's law,
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -49,7 +53,7 @@ from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.training.run.run_directory import read_recipe
 
 MOST_THREADS = 16
-PARTS = ("embedding", "train", "serving")
+PARTS = ("machine", "embedding", "train", "serving")
 SHAPES = ((16, 1024), (16, 16_384), (64, 4096))
 LARGE = ("embedding", "train_16_16384", "train_64_4096")
 LEAST = {2: 0.95, 8: 0.7, 16: 0.6}
@@ -108,6 +112,30 @@ def summary(cell: str, side: str, times: Times) -> dict[str, Any]:
         },
         "serial": serial,
     }
+
+
+def machine(quick: bool) -> list[dict[str, Any]]:
+    """Measure work of threads that share nothing but the processors and the memory."""
+    generator = torch.Generator().manual_seed(0)
+    square = torch.randn(256, 256, generator=generator)
+    table = torch.zeros(1 << (20 if quick else 22), 16)
+    ids = torch.randint(len(table), (200_000,), generator=generator)
+    works: dict[str, Callable[[], object]] = {
+        "machine_products": lambda: [square @ square for _ in range(50)],
+        "machine_rows": lambda: table[ids],
+    }
+    torch.set_num_threads(1)
+    seconds: dict[str, Times] = {name: {threads: [] for threads in counts()} for name in works}
+    with ThreadPoolExecutor(counts()[-1]) as pool:
+        for round_ in range(-1, 3 if quick else 15):
+            for threads in counts():
+                for name, work in works.items():
+                    began = time.perf_counter()
+                    # Waits for all: as many calls on each thread as one thread makes alone.
+                    list(pool.map(lambda _, work=work: work(), range(threads)))
+                    if round_ >= 0:
+                        seconds[name][threads].append((time.perf_counter() - began) / threads)
+    return [summary(name, "ours", times) for name, times in seconds.items()]
 
 
 def embedding(quick: bool) -> list[dict[str, Any]]:
@@ -195,7 +223,8 @@ def run(quick: bool, parts: Sequence[str] = PARTS) -> dict[str, Any]:
         import_peer("torchrec")
         peers = True
     threads = torch.get_num_threads()
-    rows = embedding(quick) if peers and "embedding" in parts else []
+    rows = machine(quick) if "machine" in parts else []
+    rows += embedding(quick) if peers and "embedding" in parts else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "train" in parts:
