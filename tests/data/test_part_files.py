@@ -68,8 +68,8 @@ def test_part_files_without_rows_change_nothing(
     parts = [log()[: ROWS // 2], log()[ROWS // 2 :]]
     parts.insert(empty, log()[:0])
     for day, part in enumerate(parts):
-        (tmp_path / "parts" / f"dt={day}").mkdir(parents=True)
-        WRITERS[kind](part, tmp_path / "parts" / f"dt={day}" / f"part-0.{kind}")
+        (tmp_path / "parts" / f"day-{day}").mkdir(parents=True)
+        WRITERS[kind](part, tmp_path / "parts" / f"day-{day}" / f"part-0.{kind}")
     (tmp_path / "parts" / "_SUCCESS").write_text("")
     assert main(["init", "parts"]) == 0
     assert {feature.name for feature in Recipe.load("parts.yaml").data.source.schema.sparse} == {"item"}

@@ -25,7 +25,7 @@ from stratarec.cli.init.numbers import MISSING_WORDS, WrittenNumbers, typed, wri
 from stratarec.cli.init.words import is_code
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import integers_from_numbers, numbers_from_text
-from stratarec.data.sources.files import InputFile, expand, no_rows
+from stratarec.data.sources.files import DATE_PARTS, InputFile, expand, no_rows, with_constants
 from stratarec.data.sources.formats import (
     CODECS,
     JSON_SUFFIXES,
@@ -142,8 +142,14 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     sample = _table(paths, files) if _is_table(files) else _text(paths, files)
     if not sample.frame.height:
         raise no_rows(files[0])
+    # A directory above the log may have the form of a column, too.
+    given = {name for file in files for name in file.directory_columns(())}
+    same = {name for name in given & {*sample.frame.columns} if sample.frame[name].n_unique() == 1}
+    if "-".join(DATE_PARTS) in given - same:  # the parts grow with time, so they say nothing of later rows
+        same |= given & {*DATE_PARTS} & {*sample.frame.columns}
     texts = pl.col(pl.String)  # an empty text is missing, as in `Converter.category`
-    return replace(sample, frame=sample.frame.with_columns(pl.when(texts != "").then(texts)))
+    frame = sample.frame.drop(same).with_columns(pl.when(texts != "").then(texts))
+    return replace(sample, frame=frame)
 
 
 def _with_written_numbers(sample: LogSample, delimiter: str) -> LogSample:
@@ -305,7 +311,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     if head.lstrip().startswith(b"{"):
         options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
         lacking = _incomplete(files, partial(_json_names, encoding=encoding))
-        frame = _json(heads, tail).drop(lacking, strict=False)
+        frame = _json(heads, tail, files[-1]).drop(lacking, strict=False)
         sample = LogSample(
             paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking
         )
@@ -377,7 +383,7 @@ def _delimited(
     last, lacking, rows = names, dict[str, str](), list[pl.DataFrame]()
     has_header = _is_header(names, first_records(head[skipped:], mark), file)
     if has_header:
-        lacking = _incomplete(files, partial(_header, mark=mark, encoding=encoding))
+        lacking = _incomplete(files, lambda file: _with_directories(_header(file, mark, encoding), file))
         last = _header(files[-1], mark, encoding)
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
@@ -385,8 +391,10 @@ def _delimited(
         fields, skipped, lines = (
             read_header(content, each.path, mark, '"') if has_header and content else (names, 0, 0)
         )
-        rows.append(_read(content[skipped:], fields, mark, each, lines + 1))
-    text = pl.concat([*rows, _read(tail, last, mark, None)], how="diagonal")
+        frame = _read(content[skipped:], fields, mark, each, lines + 1)
+        rows.append(with_constants(frame, each.directory_columns(fields)))
+    frame = with_constants(_read(tail, last, mark, None), files[-1].directory_columns(last))
+    text = pl.concat([*rows, frame], how="diagonal")
     # Files with headers may have been concatenated, and an unquoted delimiter moves the fields
     # behind it.
     equal = [(text[name] == name).fill_null(False).to_numpy() for name in _column_names(names)]
@@ -422,7 +430,11 @@ def _delimited(
 
 
 def _json_names(file: InputFile, encoding: str) -> list[str]:
-    return list(first_json_values(_front(file, 1 << 20, encoding)))
+    return _with_directories(list(first_json_values(_front(file, 1 << 20, encoding))), file)
+
+
+def _with_directories(names: list[str], file: InputFile) -> list[str]:
+    return [*names, *file.directory_columns(names)] if names else []
 
 
 def _front(file: InputFile, size: int, encoding: str) -> bytes:
@@ -549,14 +561,22 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _json(heads: dict[InputFile, bytes], tail: bytes) -> pl.DataFrame:
+def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.DataFrame:
+    """Read the beginnings of files, and the end of the file `last`."""
+    parts = [*heads.items(), (last, tail)]
     try:
-        frame = pl.read_ndjson(io.BytesIO(b"".join([*heads.values(), tail])), infer_schema_length=None)
+        frame = pl.read_ndjson(io.BytesIO(b"".join(part for _, part in parts)), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         for file, head in heads.items():
             _check_json(head, file)
         path = next(iter(heads)).path
         raise DataError(f"{path}: the lines are not JSON objects with consistent types") from error
+    given = [file.directory_columns(frame.columns) for file, _ in parts]
+    if any(given):
+        rows = [sum(bool(line.strip()) for line in part.split(b"\n")) for _, part in parts]
+        ends = np.cumsum([0, *rows]).tolist()
+        slices = [frame.slice(start, count) for start, count in zip(ends, rows, strict=False)]
+        frame = pl.concat(map(with_constants, slices, given), how="diagonal")
     # `prepare` also reads whole numbers beyond 64 bits as text.
     return frame.with_columns(
         column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128

@@ -62,7 +62,9 @@ class RowsConfig(LogConfig):
     """
 
     paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
+    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed. A
+    directory such as ``day=2024-03-01`` gives the column ``day`` of the files in it, unless they
+    have this column."""
     schema: Schema = field(default_factory=Schema)
     """Columns to use, and the role of each. Other columns are not read."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,14 @@ from stratarec.config.units import parse_bytes
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index
-from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
+from stratarec.data.sources.files import (
+    STANDARD_INPUT,
+    InputFile,
+    expand,
+    fingerprint,
+    no_rows,
+    with_constants,
+)
 from stratarec.data.sources.formats import JSON_SUFFIXES, TSV_SUFFIXES, bare_name
 from stratarec.data.sources.text import (
     BOM,
@@ -123,11 +130,12 @@ class CsvSource:
         """Return the names of the columns of the first file that is not empty."""
         file, content = self._front()
         if _is_json(self._config, file):
-            return list(first_json_values(content, self._names))
-        header = self._header(file, content)
-        if not set(header.names) & set(self._names):
-            check_present(header.names, self._names[-1:], file.path, self._advice())
-        return header.names
+            names = list(first_json_values(content, self._names))
+            return [*names, *file.directory_columns(names)]
+        names = self._header(file, content).names
+        if not set(names) & set(self._names):
+            check_present(names, self._names[-1:], file.path, self._advice())
+        return [*names, *file.directory_columns(names)]
 
     def _front(self) -> tuple[InputFile, bytes]:
         """Return the first file that is not empty, and its first bytes."""
@@ -144,7 +152,7 @@ class CsvSource:
         yields none of the schema's names, other delimiters are tried, and a header is recognized
         even if the recipe says that there is none. A log to score may also lack the labels: then no
         record has all fields, and some have all others."""
-        config, names = self._config, set(self._names)
+        config, names = self._config, set(self._names) - file.directory_columns(self._config.columns).keys()
         default = _delimiter(config, file)
         if default == config.quote:
             raise ConfigError(
@@ -192,6 +200,7 @@ class CsvSource:
     ) -> Iterator[_Task]:
         """Yield the chunks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
+        given: Mapping[str, str | None] = {}
         has_rows = False
         for piece, chunk in enumerate(self._text_chunks(file, self._chunk_bytes)):
             content, numbers = chunk.content, range(chunk.first_line, chunk.first_line + chunk.lines)
@@ -199,26 +208,28 @@ class CsvSource:
                 content = content.removeprefix(BOM)
                 if not content.strip():
                     continue
-                reader, header_bytes, header_lines = self._reader(file, content)
+                reader, given, header_bytes, header_lines = self._reader(file, content)
                 content, numbers = content[header_bytes:], numbers[header_lines:]
             has_rows = has_rows or not (content == b"" or content.isspace())
             index = chunk_index(number, piece)
             if share.has(index, number, piece):
                 bytes_done = bytes_before + chunk.bytes_done
-                yield _Task(index, number, reader, content, numbers, bytes_done)
+                yield _Task(index, number, reader, given, content, numbers, bytes_done)
         if not has_rows and len(self._files) == 1:
             raise no_rows(file)
 
-    def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
-        """Return a reader for a file that begins with `content`, and the length of its header in
-        bytes and in lines.
+    def _reader(
+        self, file: InputFile, content: bytes
+    ) -> tuple[Delimited | JsonLines, Mapping[str, str | None], int, int]:
+        """Return a reader for a file that begins with `content`, the columns that its directories
+        give, and the length of its header in bytes and in lines.
         """
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
             values = first_json_values(content, self._names)
-            present = list(values or ())
-            check_present(present, self._names if values else (), file.path)
+            given = self._given(file, list(values))
+            check_present([*values, *given], self._names if values else (), file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for
             # delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
@@ -228,10 +239,11 @@ class CsvSource:
                 for name in (feature.name, feature.weights)
                 if name and (isinstance(values.get(name), list) or not feature.separator)
             )
-            return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
+            return JsonLines(path=file.path, lists=lists, nulls=config.nulls), given, 0, 0
         header = self._header(file, content)
+        given = self._given(file, header.names)
         has_none = not set(header.names) & set(self._names)
-        check_present(header.names, self._names, file.path, self._advice() if has_none else "")
+        check_present([*header.names, *given], self._names, file.path, self._advice() if has_none else "")
         reader = Delimited(
             path=file.path,
             names=tuple(header.names),
@@ -239,7 +251,12 @@ class CsvSource:
             quote=config.quote,
             nulls=config.nulls,
         )
-        return reader, header.bytes, header.lines
+        return reader, given, header.bytes, header.lines
+
+    def _given(self, file: InputFile, own: Sequence[str]) -> dict[str, str | None]:
+        """Return the columns to read that the file itself does not have, but its directories."""
+        columns = file.directory_columns(own)
+        return {name: columns[name] for name in self._names if name in columns}
 
     def _advice(self) -> str:
         """Return the advice at the end of an error about a header that has none of the schema's
@@ -253,14 +270,17 @@ class CsvSource:
         )
 
     def _chunk(self, task: _Task) -> Chunk:
-        bad, reader = BadRows(self._on_bad_row), task.reader
+        bad, reader, given = BadRows(self._on_bad_row), task.reader, task.given
         if isinstance(reader, JsonLines):
-            frame, lines = reader.parse(task.content, task.numbers, self._names, bad)
+            names = tuple(name for name in self._names if name not in given)
+            frame, lines = reader.parse(task.content, task.numbers, names, bad)
+            frame = with_constants(frame, given)
             values = reader.with_lists(frame)
         else:
             self._check_integers(reader, task.content)
-            frame, lines = reader.parse(task.content, task.numbers, dict(self._types), bad)
-            values = frame
+            types = {name: kind for name, kind in self._types.items() if name not in given}
+            frame, lines = reader.parse(task.content, task.numbers, types, bad)
+            frame = values = with_constants(frame, given)
         converter = Converter(
             reader.path,
             lines,
@@ -322,6 +342,8 @@ class _Task(NamedTuple):
     """Index of the chunk."""
     file: int
     reader: Delimited | JsonLines
+    given: Mapping[str, str | None]
+    """Columns that the directories of the file give."""
     content: bytes
     """Bytes of the chunk, which are whole lines."""
     numbers: range

@@ -12,13 +12,15 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import unquote
 
 import fsspec
+import polars as pl
 from fsspec.implementations.local import LocalFileSystem
 
 from stratarec.data.sources.formats import FRONT_BYTES
@@ -32,6 +34,11 @@ STANDARD_INPUT = "-"
 _standard_input: list[IO[bytes]] = []
 # Prefixes of hidden files and directories, as in Spark and Hive.
 _HIDDEN = re.compile(r"/[._]")
+# A directory that Spark and Hive name by the value of a column, and the value that means missing.
+_PARTITION = re.compile(r"([^=]+)=(.*)", re.DOTALL)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+DATE_PARTS = ("year", "month", "day")
+"""Directories that together give a date."""
 
 
 class LogPathError(DataError):
@@ -63,6 +70,23 @@ class InputFile:
             system, path = _file_system(self.path)  # a listing may have names of any form
             opened: IO[bytes] = system.open(path, "rb")
         return opened
+
+    def directory_columns(self, own: Collection[str]) -> dict[str, str | None]:
+        """Return the columns that directories of the path give, such as ``day=2024-03-01``, with
+        their value in all rows of the file; None if it is missing.
+
+        Columns in `own`, which the file itself has, are left out. Directories of a year, a month
+        and a day also give the column ``year-month-day``.
+        """
+        parts = map(_PARTITION.fullmatch, self.path.split("/")[:-1])
+        values = {unquote(part[1]): unquote(part[2]) for part in parts if part is not None}
+        if values.keys() >= {*DATE_PARTS}:
+            values["-".join(DATE_PARTS)] = "-".join(values[part].zfill(2) for part in DATE_PARTS)
+        return {
+            name: None if value in ("", _NO_VALUE) else value
+            for name, value in values.items()
+            if name not in own
+        }
 
     def front(self) -> bytes:
         """Return the first bytes of the file as it is stored, from which its format is
@@ -100,6 +124,14 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
                 raise LogPathError(f"{file.path}{other}: named twice; name each file once")
             files[key] = file
     return tuple(files.values())
+
+
+def with_constants(frame: pl.DataFrame, columns: Mapping[str, str | None]) -> pl.DataFrame:
+    """Return `frame` with columns of text that have one value in all rows."""
+    rows = frame.height
+    return frame.with_columns(
+        pl.repeat(value, rows, dtype=pl.String, eager=True).alias(name) for name, value in columns.items()
+    )
 
 
 def copy_standard_input() -> None:
@@ -251,6 +283,15 @@ def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
     has the modification time or tag that its file system reports.
 
     Folder and modification time of a local file are left out, so a copy counts as the same log.
+    Columns that directories give are part of the content.
     """
     hashes = hash_logs([file.path for file in files])
-    return [[file.path.rpartition("/")[2], file.size, hashes.get(file.path, file.stamp)] for file in files]
+    return [
+        [
+            file.path.rpartition("/")[2],
+            file.size,
+            hashes.get(file.path, file.stamp),
+            *file.directory_columns(()).items(),
+        ]
+        for file in files
+    ]

@@ -28,7 +28,8 @@ class ParquetConfig(RowsConfig):
 
     kind: Literal["parquet"] = "parquet"
     paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; Parquet or Arrow (Feather) files."""
+    """Files, directories, globs or URLs; Parquet or Arrow (Feather) files. A directory such as
+    ``day=2024-03-01`` gives the column ``day`` of the files in it, unless they have this column."""
 
 
 class ParquetSource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Protocol
 
 import pyarrow as pa
@@ -92,6 +92,39 @@ class _ArrowFile:
                 yield batch.slice(first, rows)
 
 
+class _Partitioned:
+    """A file with the columns that its directories give, as text."""
+
+    def __init__(self, file: TableFile, given: Mapping[str, str | None]) -> None:
+        self._file = file
+        self._given = given
+        self.schema = file.schema
+        for name in given:
+            self.schema = self.schema.append(pa.field(name, pa.string()))
+        self.rows = file.rows
+        self.group_rows = file.group_rows
+
+    def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        table = self._file.read_group(group, [name for name in columns if name not in self._given])
+        for name in columns:
+            if name in self._given:
+                table = table.append_column(name, self._values(name, table.num_rows))
+        return table
+
+    def batches(
+        self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        own = None if columns is None else [name for name in columns if name not in self._given]
+        for batch in self._file.batches(rows, groups, own):
+            for name in self._given if columns is None else columns:
+                if name in self._given:
+                    batch = batch.append_column(name, self._values(name, batch.num_rows))
+            yield batch
+
+    def _values(self, name: str, rows: int) -> pa.Array:
+        return pa.repeat(pa.scalar(self._given[name], pa.string()), rows)
+
+
 def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
     """Return the reader of an open file. Raises `DataError` if it is neither a Parquet nor an Arrow
     file.
@@ -102,10 +135,10 @@ def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
     name = table_format(front) or "Parquet"
     try:
         reader: TableFile = _ArrowFile(raw) if name == "Arrow" else _ParquetFile(raw)
-        reader.schema.names  # decodes them  # noqa: B018
+        given = file.directory_columns(reader.schema.names)
     except DAMAGE as error:
         kind = "a Parquet" if name == "Parquet" else "an Arrow"
         raise DataError(
             f"{file.path}: not {kind} file, or damaged ({error}); write it again as {name}"
         ) from error
-    return reader
+    return _Partitioned(reader, given) if given else reader
