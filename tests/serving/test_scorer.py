@@ -36,11 +36,13 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
+from stratarec.models.base import probabilities
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.features import FeatureEncoder
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
+from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -388,6 +390,42 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
     with ThreadPoolExecutor(4) as pool:
         for actual, one in zip(pool.map(scorer.score, asked), expected, strict=True):
             np.testing.assert_array_equal(actual, one)
+
+
+def test_words_for_missing_values_are_missing_in_frames(tmp_path: Path) -> None:
+    """Scores equal those of `predict`, for any kind of frame and number of rows."""
+    numbers = np.random.default_rng(0).integers(0, 9, 1200)
+    log = {
+        "y": (numbers % 3 == 0).astype(int).tolist(),
+        "price": ["NA" if number == 7 else f"{number / 4}" for number in numbers],
+        "item": ["-" if number == 4 else f"i{number}" for number in numbers],
+    }
+    pl.DataFrame(log).write_csv(tmp_path / "log.csv")
+    config = tiny(tmp_path, epochs=2, batch_size=64, eval_every=0)
+    schema = {"label": "y", "dense": [{"name": "price"}], "sparse": [{"name": "item"}]}
+    config["data"]["source"] = {
+        "kind": "csv",
+        "paths": [str(tmp_path / "log.csv")],
+        "nulls": ["NA", "-"],
+        "schema": schema,
+    }
+    config["data"]["vocabulary"] = {"min_count": 1}
+    recipe = Recipe.from_dict(config)
+    Trainer(recipe, prepare(recipe.data), SilentProgress()).train()
+    with open_run(recipe.train.run) as trained:
+        export(trained, tmp_path / "exported")
+        logs = RawLogs(trained, [str(tmp_path / "log.csv")])
+        expected = probabilities(np.concatenate([part.logits for part in logs.scored(SilentProgress())]))
+    scorer, columns = Scorer.open(tmp_path / "exported"), {name: log[name] for name in ("price", "item")}
+    floats = columns | {"price": [None if cell == "NA" else float(cell) for cell in columns["price"]]}
+    mixed = columns | {"price": [cell if cell == "NA" else float(cell) for cell in columns["price"]]}
+    arrays = {name: np.array(cells, dtype=object) for name, cells in mixed.items()}
+    table = pl.DataFrame(columns)
+    for frame in (columns, floats, mixed, arrays, table, table.to_arrow()):
+        np.testing.assert_allclose(scorer.score(frame), expected, atol=1e-6)
+    for row in range(20):
+        one = {name: values[row : row + 1] for name, values in floats.items()}
+        np.testing.assert_allclose(scorer.score(one), expected[row : row + 1], atol=1e-6)
 
 
 def few_rows(scorer: Scorer, frame: Any) -> tuple[torch.Tensor, KeyedJagged] | None:

@@ -4,21 +4,25 @@ its weights.
 An export is a directory:
 
     manifest.json              configuration, features, tables, vocabularies; bytes and hash of
-    every other file network.safetensors        weights of the network tables.safetensors
-    <table>: [rows, D] float32, or [rows, record bytes] uint8; for encoded tables also
-                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], the rows with
-                               exact values
+                               every other file
+    network.safetensors        weights of the network
+    tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8; for
+                               encoded tables also @rows/<table>: [K] int64 and @float32/<table>:
+                               [K, D], the rows with exact values
     vocabulary/0000-x.parquet  value, id and count of each value of a vocabulary; the manifest has
-    its name README.txt                 this description network.onnx               only on request:
-    the network as ONNX
+                               its name
+    README.txt                 this description
+    network.onnx               only on request: the network as ONNX
 
 A delta contains the changes between an export, its parent, and a later export:
 
     delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash
-    of every other file network.safetensors        all weights of the network rows.safetensors
-    @changed/<table>: [K] int64, changed and new rows, and <table>: [K, ...] their values;
-                               all float32 rows of encoded tables; @gone/<vocabulary>: [K] int64,
-                               ids of the parent whose values were removed
+                               of every other file
+    network.safetensors        all weights of the network
+    rows.safetensors           @changed/<table>: [K] int64, changed and new rows, and <table>: [K,
+                               ...] their values; all float32 rows of encoded tables;
+                               @gone/<vocabulary>: [K] int64, ids of the parent whose values were
+                               removed
     vocabulary/0000-x.parquet  values that follow the values of the parent
 
 Deltas must be applied in order without a gap: each names its parent by a hash of the parent's
@@ -28,6 +32,7 @@ time and memory."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -165,6 +170,11 @@ class ExportManifest(Model):
     precision: Literal["float32", "bf16"]
     """Precision of the network."""
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
+    # Not written if it is empty, because earlier exports, whose hash deltas name, do not have it.
+    nulls: Annotated[tuple[str, ...], pydantic.Field(exclude_if=operator.not_)] = ()
+    """Texts that mean a missing value, in addition to an empty text; ``data.source.nulls`` of the
+    recipe.
+    """
     moments: dict[str, ExportedMoments]
     """Moments of each dense column, after its transform."""
     pooled: tuple[PooledInput, ...]
@@ -366,6 +376,7 @@ def delta_fault(before: ExportManifest, after: ExportManifest) -> str:
     for part, old, new in (
         ("model", before.model, after.model),
         ("schema", _untyped(before.columns), _untyped(after.columns)),
+        ("data.source.nulls", before.nulls, after.nulls),
         ("precision", before.precision, after.precision),
     ):
         if old != new:

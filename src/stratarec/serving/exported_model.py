@@ -192,7 +192,9 @@ def _assemble(
         manifest=manifest,
         vocabularies=vocabularies,
         arrays=arrays,
-        encoder=FeatureEncoder(manifest.columns, manifest.moments, vocabularies, tables.pooled),
+        encoder=FeatureEncoder(
+            manifest.columns, manifest.moments, vocabularies, tables.pooled, manifest.nulls
+        ),
         tables=tables,
         network=network,
         trees=None if trees is None else trees.fitted(),

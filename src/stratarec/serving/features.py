@@ -55,6 +55,8 @@ class FeatureEncoder:
         Name -> vocabulary, for the ids of values.
     tables : PooledTables or None
         Tables from which `encode_rows` pools; None to pool nothing.
+    nulls : tuple of str
+        Texts in frames that mean a missing value, in addition to an empty text.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class FeatureEncoder:
         moments: Mapping[str, Spread],
         vocabularies: Mapping[str, Vocabulary],
         tables: PooledTables | None = None,
+        nulls: tuple[str, ...] = (),
     ) -> None:
         self._schema = schema
         self._moments = moments
+        self._nulls = nulls
         self._types = {name: vocabulary.values.dtype for name, vocabulary in vocabularies.items()}
         self._index = ValueIndex([_vocabulary_keys(vocabulary) for vocabulary in vocabularies.values()])
         self._numbers = {name: number for number, name in enumerate(vocabularies)}
         self._keys = tuple(feature.name for feature in schema.sparse)
-        self._plain_rows = PlainRowReader(schema, self._types)
+        self._plain_rows = PlainRowReader(schema, self._types, nulls)
         tables = tables or PooledTables(
             np.zeros(0, np.float32), 0, dict.fromkeys(self._keys, (0, 0, 0, False))
         )
@@ -100,7 +104,7 @@ class FeatureEncoder:
 
     def encode_frame(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
         """Return the result of `encode` for a frame with any number of rows and any values."""
-        return self.encode_columns(read_frame(frame, self._schema), FRAME)
+        return self.encode_columns(read_frame(frame, self._schema, self._nulls), FRAME)
 
     def encode_rows(self, frame: Any) -> RowFeatures | None:
         """Encode a few rows of plain Python values without Polars, which is faster. Return None if

@@ -9,7 +9,7 @@ objects.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -57,7 +57,7 @@ _MISSING = (None, "")
 _NUMBER_TYPES, _SEQUENCES = frozenset((float, int, _NoneType)), frozenset((list, tuple))
 
 
-def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
+def read_frame(frame: Any, schema: Schema, nulls: Collection[str] = ()) -> dict[str, pl.Series]:
     """Return the column of every feature, with the type that it has in a log and null for missing
     values.
 
@@ -68,6 +68,8 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     frame : DataFrame or mapping of columns
         A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series.
         Columns that are not features are ignored.
+    nulls : collection of str
+        Texts that mean a missing value, as in the log.
 
     Raises
     ------
@@ -84,13 +86,26 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     numbers = {feature.source for feature in schema.dense if not feature.decimal}
     for name in schema.scored_columns:
         with naming_column(FRAME, name):
-            columns[name] = read_column(name, frame[name], is_number=name in numbers)
+            column = read_column(name, _without(frame[name], nulls), is_number=name in numbers)
+            is_text = bool(nulls) and column.dtype == pl.String
+            columns[name] = column.set(column.is_in(nulls), None) if is_text else column
     rows = check_lengths(columns)
     bad = BadRows(None)
     converter = Converter(FRAME, 1 + np.arange(rows, dtype=np.int64), bad)
     typed_columns = converter.columns(pl.DataFrame(columns), features)
     bad.raise_first()
     return typed_columns
+
+
+def _without(column: Any, nulls: Collection[str]) -> Any:
+    """Return a column of Python objects with None for the texts in `nulls`; any other column as it
+    is.
+    """
+    if nulls and getattr(column, "dtype", None) == np.dtype(object):
+        column = column.tolist()
+    if not nulls or type(column) not in _SEQUENCES:
+        return column
+    return [None if type(cell) is str and cell in nulls else cell for cell in column]
 
 
 def read_columns(frame: Any) -> dict[str, pl.Series]:
@@ -427,6 +442,8 @@ class PlainRowReader:
         Columns that are read from each row.
     types : mapping of str to DataType
         Type of the values of each vocabulary.
+    nulls : collection of str
+        Texts that mean a missing value; a cell with one is not plain.
 
     Attributes
     ----------
@@ -435,8 +452,11 @@ class PlainRowReader:
         texts.
     """
 
-    def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
+    def __init__(
+        self, schema: Schema, types: Mapping[str, pl.DataType], nulls: Collection[str] = ()
+    ) -> None:
         self._schema = schema
+        self._nulls = frozenset(nulls)
         self._columns = schema.scored_columns
         self._groups = list[_Group]()
         place, features = len(schema.dense), list[SparseFeature]()
@@ -489,6 +509,8 @@ class PlainRowReader:
             numbers, limit = _plain_numbers(columns[: len(self._schema.dense)])
             for group in self._groups:
                 cells, sizes = _plain_values(columns, group)
+                if self._nulls and group.type is str and not self._nulls.isdisjoint(cells):
+                    raise _NotPlain
                 (texts if group.type is str else integers).extend(cells)
                 counts += [1] * len(cells) if sizes is None else sizes
                 are_single = are_single and sizes is None

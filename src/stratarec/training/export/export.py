@@ -183,6 +183,7 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
         **({} if trees is None else {"trees": trees.sizes}),
         "precision": recipe.train.precision,
         "columns": dataset.schema,
+        "nulls": getattr(recipe.data.source, "nulls", ()),
         "moments": {
             name: ExportedMoments(mean=item.mean, deviation=item.deviation)
             for name, item in dataset.about.moments.items()
