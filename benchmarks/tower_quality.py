@@ -16,8 +16,8 @@ is timed. Real logs are read from the directory of `sessions.LOGS`; missing logs
 Results of finished runs are stored in ``data/benchmarks/tower_quality``, so the benchmark can be
 run in parts::
 
-    python -m benchmarks run tower_quality --logs frappe,trivago --models dlrm --seeds 2 --out
-    part.json
+    python -m benchmarks run tower_quality --logs frappe,trivago --models dlrm --seeds 2 \\
+        --out part.json
 
 A later command, with more logs, models or seeds, trains only the runs that are missing.
 """

@@ -1,12 +1,13 @@
 """A web service for an exported model.
 
-    pip install fastapi uvicorn stratarec export runs/clicks -o exported uvicorn service:app
-    # with EXPORTED=exported in the environment, or a directory of that name
+    pip install fastapi uvicorn
+    stratarec export runs/clicks -o exported
+    uvicorn service:app  # with EXPORTED=exported in the environment, or a directory of that name
 
     curl localhost:8000/score -H 'content-type: application/json' \
         -d '{"columns": {"user": ["u1", "u1"], "item": ["i1", "i2"], "country": ["de", "de"],
-                         "device": ["phone", "phone"], "price": [9.5, 20], "item_history": [["i7"],
-                         ["i7"]]}}'
+                         "device": ["phone", "phone"], "price": [9.5, 20],
+                         "item_history": [["i7"], ["i7"]]}}'
 """
 
 from __future__ import annotations

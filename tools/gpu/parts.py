@@ -3,9 +3,11 @@
 ``python tools/gpu/parts.py OUT.jsonl anatomy|directory|moves`` writes one line of JSON per cell.
 
     anatomy     where the host spends its time in a step that no graph repeats, and with more or
-    fewer handovers directory   the directory of a cache by number of threads: if 8 take more than
-    1.5 ms, it belongs on the device moves       records between slots and homes in GPU memory and
-    in host memory, and the host's copies by threads
+                fewer handovers
+    directory   the directory of a cache by number of threads: if 8 take more than 1.5 ms, it
+                belongs on the device
+    moves       records between slots and homes in GPU memory and in host memory, and the host's
+                copies by threads
 """
 
 from __future__ import annotations

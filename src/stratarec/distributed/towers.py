@@ -1,11 +1,12 @@
 """Exchange by towers (SPTT, arXiv 2403.00877, section 3): only tower outputs are sent between
 hosts.
 
-    batch          requests to tower s                               to the peer on host s inside
-    host t  lookups of tower t, for the samples of all peers  a flat exchange among the host's ranks
+    batch          requests to tower s                               to the peer on host s
+    inside host t  lookups of tower t, for the samples of all peers  a flat exchange among the
+                                                                     host's ranks
     tower t        histories, module                                 on every rank of the host, for
-    its peers' samples outputs        columns of every tower                            back to the
-    peer of the samples
+                                                                     its peers' samples
+    outputs        columns of every tower                            back to the peer of the samples
 
 There are T hosts with L ranks each. The *peers* of rank (t, l) are the ranks (0, l) to (T - 1, l),
 one on each host. Rank (t, l) looks up the features of tower t for the samples of all its peers.

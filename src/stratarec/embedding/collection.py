@@ -363,8 +363,9 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
 
     Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
 
-        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for
-        mean pooling)
+        pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]
+
+    or for mean pooling this sum divided by L.
 
     A sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three
     samples::

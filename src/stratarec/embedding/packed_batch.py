@@ -2,9 +2,8 @@
 
     tensors   labels, dense features, numbers of the step: whatever a step reads in addition to ids
     packed    of each table group, the slots of all lookups: first those of pooled features, then
-    those of each sequence
-              feature, with room behind them for other batches of the size class; the lookups of
-              each table keep their order
+              those of each sequence feature, with room behind them for other batches of the size
+              class; the lookups of each table keep their order
     lists     of each table group, what the device computes from its slots
 
 The host writes tensors and packed parts into one pinned buffer, and starts one copy. The device

@@ -1,8 +1,9 @@
 """Buffers of batches on a device, and the order of the streams that use them.
 
-    upload    copies the packed words of batch n + 2 moves     sorts the lookups of batch n + 1,
-    encodes the rows that it evicts, decodes the rows that it fetches compute   trains batch n; the
-    stream on which the training thread computes
+    upload    copies the packed words of batch n + 2
+    moves     sorts the lookups of batch n + 1, encodes the rows that it evicts, decodes the rows
+              that it fetches
+    compute   trains batch n; the stream on which the training thread computes
 
 A batch may evict a slot only if the last batch that used the slot is before its horizon. So moves
 wait for the steps of these batches, and not for the steps that are queued after them.

@@ -4,24 +4,31 @@ A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hb
 ``dram``, ``mapped`` and ``block``; *level 0* is ``hbm`` if rows are trained in GPU memory,
 otherwise ``dram``. Sizes are per slot, per row, per batch or per SSD store:
 
-    part                memory         per          contents slot weights        level 0        slot
-    float32 weights, where rows are trained slot state          level 0        slot         float32
-    optimizer state of the weights tags, stamps        dram           slot         the row in the
-    slot, and its last use; 4 bytes each record weights      of the home    row          encoded
-    weights; an SSD store's frequent rows are in dram, too record parameters   of the home    row
-    scale and offset of int8 and int4 record state        of the home    row          optimizer
-    state in the record record padding      hbm            row          home ``hbm`` only: records
-    are whole words of 4 bytes bitmaps             dram           row          1 bit "written" (not
-    for ``log``) and 1 bit "changed" locations           dram           row          home ``log``
-    only: 4 bytes; 8 bytes above 2.8e9 rows staging             dram, hbm      batch        slots of
-    lookups in flight, lists of moving rows, and buffers for
-                                                    records (only for ``log`` or if level 0 is
-                                                    ``hbm``)
+    part                memory         per          contents
+    slot weights        level 0        slot         float32 weights, where rows are trained
+    slot state          level 0        slot         float32 optimizer state of the weights
+    tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes
+                                                    each
+    record weights      of the home    row          encoded weights; an SSD store's frequent rows
+                                                    are in dram, too
+    record parameters   of the home    row          scale and offset of int8 and int4
+    record state        of the home    row          optimizer state in the record
+    record padding      hbm            row          home ``hbm`` only: records are whole words of 4
+                                                    bytes
+    bitmaps             dram           row          1 bit "written" (not for ``log``) and 1 bit
+                                                    "changed"
+    locations           dram           row          home ``log`` only: 4 bytes; 8 bytes above 2.8e9
+                                                    rows
+    staging             dram, hbm      batch        slots of lookups in flight, lists of moving
+                                                    rows, and buffers for records (only for ``log``
+                                                    or if level 0 is ``hbm``)
     workspace           level 0        batch        scratch memory of the update, which all tables
-    use in sequence log buffers         dram           store        buffers of the writer,
-    compaction and readers (upper bound) block padding       block          row          row
-    numbers, checksums, unused ends of blocks dead space          block          row, store
-    outdated records that are not reclaimed yet (upper bound)
+                                                    use in sequence
+    log buffers         dram           store        buffers of the writer, compaction and readers
+                                                    (upper bound)
+    block padding       block          row          row numbers, checksums, unused ends of blocks
+    dead space          block          row, store   outdated records that are not reclaimed yet
+                                                    (upper bound)
 
 A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width,
 home and codec share a store, and so also the parts that are counted per store. If they have very

@@ -2,12 +2,13 @@
 every file.
 
 step-00001000/
-    network.safetensors    weights of the network, or their average optimizer.safetensors  state of
-    the dense optimizer, torch's random state, and the current weights if the model's
-                           files contain others (an average, or the best members of an ensemble)
+    network.safetensors    weights of the network, or their average
+    optimizer.safetensors  state of the dense optimizer, torch's random state, and the current
+                           weights if the model's files contain others (an average, or the best
+                           members of an ensemble)
     tables/                rows of the tables with optimizer state; unchanged files are linked from
-    the last checkpoint state.json             training state, identity of model and data, and the
-    hashes of all files
+                           the last checkpoint
+    state.json             training state, identity of model and data, and the hashes of all files
 
 A checkpoint is written under a temporary name, synced and renamed. It records the model,
 optimizers, inputs and data set; a run with others cannot resume from it. Each rank writes its

@@ -1,16 +1,18 @@
 """A prepared data set on disk. It is checked when it is opened and when its files are read.
 
-    stratarec.json                      marker of a data set of StrataRec dataset.json
-    the manifest vocabulary/0000-<name>.parquet      value, id, count carried/0000-<name>.parquet
-    value, count, recent, last of every value, with or without a row carried/events-00000.parquet
-    the last positive events of users carried/clicks-<part>.parquet       only for a log of clicks:
-    see `click_memory` <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or
-    lists of int32), @time, @row,
-                                        @weights/<feature> (lists of float32) if values have weights
+    stratarec.json                      marker of a data set of StrataRec
+    dataset.json                        the manifest
+    vocabulary/0000-<name>.parquet      value, id, count
+    carried/0000-<name>.parquet         value, count, recent, last of every value, with or without a
+                                        row
+    carried/events-00000.parquet        the last positive events of users
+    carried/clicks-<part>.parquet       only for a log of clicks: see `click_memory`
+    <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32),
+                                        @time, @row, @weights/<feature> (lists of float32) if values
+                                        have weights
     <split>/shard-00000.tables.parquet  tables with distinct values, to which samples point. One row
-    for each row group
-                                        of samples; column ``<table>/<column>`` has a whole column
-                                        as one list
+                                        for each row group of samples; column ``<table>/<column>``
+                                        has a whole column as one list
 
 Without deduplication groups there are no tables: histories are lists, and @user and @session are
 columns of the samples. Only `writer`, `row_group_reader` and `row_group` know this layout. Names

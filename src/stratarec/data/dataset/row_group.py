@@ -3,13 +3,13 @@
 A row group has complete sessions and everything that its samples need, so row groups can be read in
 any order. Its tables are
 
-    <group>                       the distinct values of the group's features <history>
-    start and length of distinct windows @events/<history>             ids; a window is a slice of
-    them @pointers/<group or history>  for each segment of adjacent samples with the same value:
-    their number, and the row of the
-                                  value in the table
+    <group>                       the distinct values of the group's features
+    <history>                     start and length of distinct windows
+    @events/<history>             ids; a window is a slice of them
+    @pointers/<group or history>  for each segment of adjacent samples with the same value: their
+                                  number, and the row of the value in the table
     @sessions                     session, user (64-bit hashes) and number of samples of each
-    session, in order
+                                  session, in order
 
 Values are distinct within the row group, and numbered in order of first appearance. The log row of
 a sample (``@row``) is stored as the difference from the previous sample's log row in the row group.

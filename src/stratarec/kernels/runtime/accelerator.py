@@ -1,8 +1,9 @@
 """The network's device: opening it, copies to and from it, pinned memory, and errors.
 
     up      copies from pinned memory, on a separate stream; the computing stream waits for the
-    copy, the host does not down    copies into pinned memory, on another stream; the host waits for
-    all copies once a step, by `wait`
+            copy, the host does not
+    down    copies into pinned memory, on another stream; the host waits for all copies once a step,
+            by `wait`
 
 A buffer is reused once no tensor uses it and the copy that read or wrote it is done. This module
 uses only torch's interfaces for any kind of device, all of them through `Driver`. Tests replace

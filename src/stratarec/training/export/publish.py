@@ -1,8 +1,10 @@
 """Publish a continued run to a directory: a full export, and a delta for each later period.
 
-    00000/         full export of the finished run's model 00001.delta/   changes by period 1
-    00002.delta/   changes by period 2, and so on 00007/         full export, because more than a
-    quarter of the rows differ, or rows were renumbered
+    00000/         full export of the finished run's model
+    00001.delta/   changes by period 1
+    00002.delta/   changes by period 2, and so on
+    00007/         full export, because more than a quarter of the rows differ, or rows were
+                   renumbered
 
 A server opens the last full export and applies the later deltas in order. An export or delta is
 either complete or absent. If a process is killed before it publishes a period, the next delta

@@ -1,8 +1,9 @@
 """Copy of a run in an object store (`train.mirror`), from which the run resumes on another machine.
 
-    session.json            process that may write: the last one that started files/<hash>-<bytes>
-    content of files; files that are equal are stored once versions/00000007.json  run, step, and
-    the path, hash and bytes of every file; written after all files
+    session.json            process that may write: the last one that started
+    files/<hash>-<bytes>    content of files; files that are equal are stored once
+    versions/00000007.json  run, step, and the path, hash and bytes of every file; written after all
+                            files
 
 A version is complete, because the object that lists its files is written last, under a new name. A
 thread copies the files after each checkpoint, and training does not wait for it. If several

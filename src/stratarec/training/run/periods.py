@@ -3,9 +3,11 @@
 periods/period-00001/
     period.json     description of the log, scores, and hashes of the other files; sealed
     recipe.json     recipe of the run for this log; for `forget` and `rebase`, the recipe of the
-    previous period plan.json       placement of the tables, if there is one data/
-    prepared log with vocabularies, counts of all values, and the last events of users checkpoints/
-    the checkpoint at the end of the period
+                    previous period
+    plan.json       placement of the tables, if there is one
+    data/           prepared log with vocabularies, counts of all values, and the last events of
+                    users
+    checkpoints/    the checkpoint at the end of the period
 
 A period is written next to the run and renamed into it when it is complete. It contains the hash of
 its parent, which is the ``period.json`` of the previous period, or ``state.json`` of the run's last
