@@ -157,7 +157,7 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
     ("alone", ",", lambda: {"page": picks(range(90)), "label": CLICKS}, [], {"page": "sparse", "label": "label"},
      ["kind: ensemble"]),
     ("gaps", ",", lambda: {"item": picks(range(40)), "label": ["NA", *CLICKS[1:]]}, ["--label", "label"],
-     {"item": "sparse", "label": "label"}, ["on_bad_row: skip  # 1 of the sampled rows have no label"]),
+     {"item": "sparse", "label": "label"}, ["on_bad_row: skip  # sampled rows without a label: 1"]),
 ]  # fmt: skip
 
 
@@ -570,3 +570,29 @@ def test_columns_that_are_no_text_name_no_split(tmp_path: Path) -> None:
         column.name: column.role for column in guess(read_sample((str(tmp_path / "log.parquet"),))).columns
     }
     assert roles == {"item": "sparse", "item_set": "list", "train": "ignored", "click": "label"}
+
+
+def test_a_date_in_three_columns_is_named(tmp_path: Path) -> None:
+    days = [START + timedelta(days=row // 20) for row in range(ROWS)]
+    parts = {"year": [day.year for day in days], "month": [day.month for day in days]}
+    columns = parts | {"day": [day.day for day in days], "item_id": skewed(40), "clicked": CLICKS}
+    pl.DataFrame(columns).write_csv(tmp_path / "log.csv")
+    guesses = guess(read_sample((str(tmp_path / "log.csv"),)))
+    (day,) = (column for column in guesses.columns if column.name == "day")
+    assert "a date with 'year' and 'month'" in day.reason
+    pl.DataFrame(columns | {"month": skewed(40, 7)}).write_csv(tmp_path / "other.csv")
+    guesses = guess(read_sample((str(tmp_path / "other.csv"),)))
+    assert not any("a date with" in column.reason for column in guesses.columns)
+
+
+def test_delimiters_at_the_end_of_lines_but_not_of_the_header_are_named(tmp_path: Path) -> None:
+    """The advice makes a log that can be read."""
+    lines = pl.DataFrame({"item_id": skewed(40), "clicked": CLICKS}).write_csv().splitlines()
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([lines[0], *(f"{line}," for line in lines[1:])]) + "\n")
+    with pytest.raises(DataError, match=r"lines end with the delimiter ','.*sed '1s/\$/,/'"):
+        read_sample((str(path),))
+    path.write_text("\n".join(f"{line}," for line in lines) + "\n")
+    assert read_sample((str(path),)).frame.height == ROWS
+    assert main(["init", str(path), "-o", str(tmp_path / "log.yaml")]) == 0
+    assert main(["prepare", "-q", str(tmp_path / "log.yaml"), f"data.path={tmp_path / 'data'}"]) == 0

@@ -329,6 +329,23 @@ def _why_not(column: TimeColumn, chosen: TimeColumn | None) -> str:
     return "several columns are times, and neither names nor rows tell which is the time of a row; set it as `time`"
 
 
+def date_parts(frame: pl.DataFrame, columns: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return the columns that are the year, the month and the day of a date; None if there are
+    none.
+    """
+    found = []
+    for word, least, most in (("year", 1900, 2100), ("month", 1, 12), ("day", 1, 31)):
+        names = [
+            name
+            for name in columns
+            if names_a(name, word)
+            and frame[name].dtype.is_integer()
+            and frame[name].is_between(least, most).all()
+        ]
+        found += names[:1]
+    return (found[0], found[1], found[2]) if len(found) == 3 else None
+
+
 def other_times(column: pl.Series) -> str:
     """Return why a column with times, or with text that looks like times, is no feature; empty for
     other columns.

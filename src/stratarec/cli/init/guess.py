@@ -11,6 +11,7 @@ import polars as pl
 from stratarec.cli.init.date_columns import DateChoice
 from stratarec.cli.init.events import (
     advise_user,
+    date_parts,
     does_not_return,
     find_session,
     find_time,
@@ -166,6 +167,13 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     for column in others:
         features = [other for other in others if guesses[other].role == "sparse"]
         guesses[column] = as_sequence(guesses[column], frame, features)
+    if time.times is None and (parts := date_parts(frame, others)):
+        year, month, day = parts
+        advice = (
+            f"a date with {year!r} and {month!r}: write the three as one column, such as 2024-05-31, and "
+            "`init` splits by time"
+        )
+        guesses[day] = replace(guesses[day], reason=f"{guesses[day].reason}; {advice}")
     if positive.null_count():
         for column in [column for column in others if guesses[column].role in _FEATURES]:
             reason = _known_with_label(frame[column], positive.is_not_null(), name)
@@ -221,8 +229,8 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         ),
         bad_rows=", ".join(
             [
-                *(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
-                *(f"{count:,} lines {what}" for what, count in sample.skipped_lines.items()),
+                *(f"sampled rows without a {what}: {count:,}" for what, count in bad.items() if count),
+                *(f"lines {what}: {count:,}" for what, count in sample.skipped_lines.items()),
             ]
         ),
     )

@@ -383,6 +383,7 @@ def _delimited(
     last, lacking, rows = names, dict[str, str](), list[pl.DataFrame]()
     has_header = _is_header(names, first_records(head[skipped:], mark), file)
     if has_header:
+        _refuse_closing_delimiters(names, first_records(head[skipped:], mark), mark, file)
         lacking = _incomplete(files, lambda file: _with_directories(_header(file, mark, encoding), file))
         last = _header(files[-1], mark, encoding)
     else:
@@ -399,11 +400,11 @@ def _delimited(
     # behind it.
     equal = [(text[name] == name).fill_null(False).to_numpy() for name in _column_names(names)]
     faults = {
-        "repeat the header": np.logical_and.reduce(equal) & has_header,
-        "have more fields than the first line": text[_REST].is_not_null().to_numpy(),
+        "that repeat the header": np.logical_and.reduce(equal) & has_header,
+        "with more fields than the first line": text[_REST].is_not_null().to_numpy(),
     }
     counts = {what: int(rows.sum()) for what, rows in faults.items() if rows.any()}
-    if len(text) and faults["have more fields than the first line"].all():
+    if len(text) and faults["with more fields than the first line"].all():
         what = f"has more fields than the {len(names)} names in the first line, which must name all columns"
         raise DataError(
             f"{file.path}: every line {what}: name the first column if it numbers "
@@ -466,6 +467,18 @@ def _refuse_preamble(head: bytes, file: InputFile) -> None:
             f"header; remove the lines before line {count + 1}: tail -n "
             f"+{count + 1} {shell_word(file.path)}"
         )
+
+
+def _refuse_closing_delimiters(
+    names: list[str], records: list[list[str]], mark: str, file: InputFile
+) -> None:
+    if not records or any(len(record) != len(names) + 1 or record[-1] for record in records):
+        return
+    path = shell_word(file.path)
+    raise DataError(
+        f"{file.path}: lines end with the delimiter {mark!r}, and the first line does not; add it there: "
+        f"sed '1s/$/{mark}/' {path} > {shell_word('with-' + file.path.rpartition('/')[2])}"
+    )
 
 
 def _delimiter(head: bytes, file: InputFile) -> str:
