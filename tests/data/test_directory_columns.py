@@ -97,7 +97,10 @@ def test_values_are_part_of_the_content(tmp_path: Path) -> None:
     log = write(tmp_path, "csv")
     config = CsvConfig(paths=(str(log),), schema=SCHEMA)
     before = open_rows(config, None).fingerprint()
-    (log / "day=2024-03-01").rename(log / "day=2024-03-09")
+    moved = log.rename(log.with_name("month=3"))
+    config = CsvConfig(paths=(str(moved),), schema=SCHEMA)
+    assert open_rows(config, None).fingerprint() == before
+    (moved / "day=2024-03-01").rename(moved / "day=2024-03-09")
     assert open_rows(config, None).fingerprint() != before
 
 

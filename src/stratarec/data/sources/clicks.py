@@ -223,7 +223,7 @@ class ClicksSource:
 
     def fingerprint(self) -> dict[str, object]:
         config = replace(self._config, paths=())
-        return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
+        return {"kind": "clicks", "files": fingerprint(self._files, self._columns), "config": repr(config)}
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
         bad_rows, bad_examples = self._write_buckets(workspace)

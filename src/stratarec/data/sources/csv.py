@@ -182,7 +182,11 @@ class CsvSource:
         return estimate_rows(self._files, self._config.max_line_bytes, self._config.encoding)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._chunk_bytes}
+        return {
+            "kind": "csv",
+            "files": fingerprint(self._files, self._names),
+            "block_bytes": self._chunk_bytes,
+        }
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
         """Yield the chunks of the share. The text of other chunks is read but not parsed."""

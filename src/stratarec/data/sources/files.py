@@ -278,12 +278,12 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
+def fingerprint(files: tuple[InputFile, ...], columns: Collection[str]) -> list[list[object]]:
     """Return JSON that identifies the content of files: name, size, and hash. A URL has no hash; it
     has the modification time or tag that its file system reports.
 
     Folder and modification time of a local file are left out, so a copy counts as the same log.
-    Columns that directories give are part of the content.
+    The values of `columns` that directories give are part of the content.
     """
     hashes = hash_logs([file.path for file in files])
     return [
@@ -291,7 +291,7 @@ def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
             file.path.rpartition("/")[2],
             file.size,
             hashes.get(file.path, file.stamp),
-            *file.directory_columns(()).items(),
+            *([name, value] for name, value in file.directory_columns(()).items() if name in columns),
         ]
         for file in files
     ]

@@ -58,7 +58,11 @@ class ParquetSource:
         return count_rows(self._files)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "parquet", "files": fingerprint(self._files), "schema": repr(self.schema)}
+        return {
+            "kind": "parquet",
+            "files": fingerprint(self._files, self._columns),
+            "schema": repr(self.schema),
+        }
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
         for piece in parquet_pieces(self._files, self._columns, share):
