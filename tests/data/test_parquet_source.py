@@ -365,4 +365,4 @@ def test_a_damaged_file_gives_rows_or_a_data_error(
 
 def test_names_that_differ_after_a_zero_byte_are_different_columns() -> None:
     table = pa.table({"x": [1], "x\0": [2]})
-    assert to_frame(table, {}).to_dict(as_series=False) == {"x": [1], "x\0": [2]}
+    assert to_frame(table, {}, "log.arrow").to_dict(as_series=False) == {"x": [1], "x\0": [2]}

@@ -105,6 +105,8 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     label : str
         Column of the label, for error messages.
     """
+    if column.dtype == pl.Binary:  # has no text, and is no feature
+        return None
     has_label = positive.is_not_null()
     column, positive = column.filter(has_label), positive.filter(has_label)
     positives = int(positive.sum())

@@ -279,7 +279,6 @@ def test_vectors_as_text_are_left_out_with_advice(write: Callable[[Any], str], t
             "numbers with fractions",
         ),
         ("parquet", [[row.tolist()] for row in VECTORS], "lists of lists"),
-        ("parquet", [{"a": 1, "b": row} for row in range(ROWS)], "a category; write each of its fields"),
         (
             "parquet",
             [f'{{"a": 1, "b": {row}}}' for row in range(ROWS)],

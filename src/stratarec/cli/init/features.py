@@ -102,12 +102,7 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
     if kind.is_temporal() and (dates := find_dates(column)[0]) is not None:
         return Guess(name=column.name, role="date", reason=dates.how, dates=dates)
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
-        advice = (
-            "; write each of its fields as a separate column to use it"
-            if kind.base_type() == pl.Struct
-            else ""
-        )
-        return _ignored(column, f"{kind}, which is neither a number nor a category{advice}")
+        return _ignored(column, f"{kind}, which is neither a number nor a category")
     distinct = column.n_unique() - bool(column.null_count())
     if distinct < 2:
         return _ignored(column, "a single value, or none")

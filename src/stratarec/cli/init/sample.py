@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -24,6 +22,7 @@ import pyarrow as pa
 from stratarec.cli.init.numbers import MISSING_WORDS, WrittenNumbers, typed, written_numbers
 from stratarec.cli.init.words import is_code
 from stratarec.data.columns.converter import BadRows
+from stratarec.data.columns.frames import flattened
 from stratarec.data.columns.text_values import integers_from_numbers, numbers_from_text
 from stratarec.data.sources.files import DATE_PARTS, InputFile, expand, no_rows, with_constants
 from stratarec.data.sources.formats import (
@@ -40,17 +39,20 @@ from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.data.sources.text import (
     BOM,
     Delimited,
+    JsonField,
     JsonLines,
     TextChunk,
+    add_json_fields,
     check_json_lines,
     check_utf8,
     estimate_rows,
-    first_json_values,
+    first_json_fields,
     first_records,
     narrow_encoding,
     read_chunks,
     read_header,
     wide_encoding,
+    without_objects,
 )
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
@@ -276,7 +278,10 @@ def _first_rows(reader: TableFile, group: int, file: InputFile) -> list[pl.DataF
         for batch in batches:
             batch.validate(full=True)  # Polars does not check that text is UTF-8
         tables = [pa.Table.from_batches([batch]) for batch in batches]
-        return [to_frame(table.rename_columns(_column_names(table.column_names)), {}) for table in tables]
+        return [
+            to_frame(table.rename_columns(_column_names(table.column_names)), {}, file.path)
+            for table in tables
+        ]
     except DAMAGE as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
@@ -431,7 +436,7 @@ def _delimited(
 
 
 def _json_names(file: InputFile, encoding: str) -> list[str]:
-    return _with_directories(list(first_json_values(_front(file, 1 << 20, encoding))), file)
+    return _with_directories(list(first_json_fields(_front(file, 1 << 20, encoding))), file)
 
 
 def _with_directories(names: list[str], file: InputFile) -> list[str]:
@@ -584,6 +589,7 @@ def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.Dat
             _check_json(head, file)
         path = next(iter(heads)).path
         raise DataError(f"{path}: the lines are not JSON objects with consistent types") from error
+    frame = flattened(frame)
     given = [file.directory_columns(frame.columns) for file, _ in parts]
     if any(given):
         rows = [sum(bool(line.strip()) for line in part.split(b"\n")) for _, part in parts]
@@ -600,15 +606,14 @@ def _check_json(head: bytes, file: InputFile) -> None:
     """Raise an error for the first line that is not an object, or has a list where other lines have
     single values.
     """
-    forms: dict[str, bool] = {}
+    fields: dict[str, JsonField] = {}
     for text in head.split(b"\n"):
-        with suppress(ValueError, RecursionError):
-            row = json.loads(text)
-            cells = row.items() if isinstance(row, dict) else ()
-            forms = {name: isinstance(cell, list) for name, cell in cells if cell is not None} | forms
-    lists = frozenset(name for name, is_list in forms.items() if is_list)
-    reader = JsonLines(path=file.path, lists=lists, nulls=())
-    reader.parse(head, range(1, head.count(b"\n") + 1), tuple(forms), BadRows(None))
+        add_json_fields(fields, text)
+    fields = without_objects(fields)
+    lists = frozenset(name for name, field in fields.items() if isinstance(field.value, list))
+    paths = {name: field.path for name, field in fields.items()}
+    reader = JsonLines(path=file.path, lists=lists, nulls=(), paths=paths)
+    reader.parse(head, range(1, head.count(b"\n") + 1), tuple(fields), BadRows(None))
 
 
 def _read(

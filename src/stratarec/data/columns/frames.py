@@ -81,6 +81,7 @@ def read_frame(frame: Any, schema: Schema, nulls: Collection[str] = ()) -> dict[
         replace(f.as_column(), separator="") if f.kind == "history" else f for f in schema.sparse
     )
     features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
+    frame = _flat(frame)
     names, columns = _column_names(frame), {}
     check_present(names, schema.scored_columns, FRAME)
     numbers = {feature.source for feature in schema.dense if not feature.decimal}
@@ -95,6 +96,28 @@ def read_frame(frame: Any, schema: Schema, nulls: Collection[str] = ()) -> dict[
     typed_columns = converter.columns(pl.DataFrame(columns), features)
     bad.raise_first()
     return typed_columns
+
+
+def _flat(frame: Any) -> Any:
+    """Return a frame of Polars or Arrow with a column for each field of objects."""
+    if isinstance(frame, pa.Table) and any(pa.types.is_struct(field.type) for field in frame.schema):
+        return _flat(frame.flatten())
+    return flattened(frame) if isinstance(frame, pl.DataFrame) else frame
+
+
+def flattened(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with a column for each field of objects, such as ``user.id``."""
+    while any(kind == pl.Struct for kind in frame.dtypes):
+        frame = frame.select(
+            part
+            for column in frame.iter_columns()
+            for part in (
+                [column.struct.field(key).alias(f"{column.name}.{key}") for key in column.struct.fields]
+                if column.dtype == pl.Struct
+                else [column]
+            )
+        )
+    return frame
 
 
 def _without(column: Any, nulls: Collection[str]) -> Any:
@@ -131,6 +154,7 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
         if values.dtype.kind == "c":
             raise DataError("Complex data not supported: expected numbers, texts or truth values")
         frame = {f"x{place}": np.ascontiguousarray(column) for place, column in enumerate(values.T)}
+    frame = _flat(frame)
     columns, names = {}, _column_names(frame)
     texts = [*map(str, names)]
     for name in names:

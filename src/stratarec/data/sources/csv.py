@@ -39,7 +39,7 @@ from stratarec.data.sources.text import (
     TextChunk,
     check_json_lines,
     estimate_rows,
-    first_json_values,
+    first_json_fields,
     first_records,
     read_chunks,
     read_header,
@@ -130,7 +130,7 @@ class CsvSource:
         """Return the names of the columns of the first file that is not empty."""
         file, content = self._front()
         if _is_json(self._config, file):
-            names = list(first_json_values(content, self._names))
+            names = list(first_json_fields(content, self._names))
             return [*names, *file.directory_columns(names)]
         names = self._header(file, content).names
         if not set(names) & set(self._names):
@@ -231,9 +231,9 @@ class CsvSource:
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
-            values = first_json_values(content, self._names)
-            given = self._given(file, list(values))
-            check_present([*values, *given], self._names if values else (), file.path)
+            fields = first_json_fields(content, self._names)
+            given = self._given(file, list(fields))
+            check_present([*fields, *given], self._names if fields else (), file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for
             # delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
@@ -241,21 +241,24 @@ class CsvSource:
                 name
                 for feature in features
                 for name in (feature.name, feature.weights)
-                if name and (isinstance(values.get(name), list) or not feature.separator)
+                if name
+                and ((name in fields and isinstance(fields[name].value, list)) or not feature.separator)
             )
-            return JsonLines(path=file.path, lists=lists, nulls=config.nulls), given, 0, 0
+            paths = {name: field.path for name, field in fields.items() if len(field.path) > 1}
+            reader = JsonLines(path=file.path, lists=lists, nulls=config.nulls, paths=paths)
+            return reader, given, 0, 0
         header = self._header(file, content)
         given = self._given(file, header.names)
         has_none = not set(header.names) & set(self._names)
         check_present([*header.names, *given], self._names, file.path, self._advice() if has_none else "")
-        reader = Delimited(
+        delimited = Delimited(
             path=file.path,
             names=tuple(header.names),
             delimiter=header.delimiter,
             quote=config.quote,
             nulls=config.nulls,
         )
-        return reader, given, header.bytes, header.lines
+        return delimited, given, header.bytes, header.lines
 
     def _given(self, file: InputFile, own: Sequence[str]) -> dict[str, str | None]:
         """Return the columns to read that the file itself does not have, but its directories."""

@@ -201,7 +201,7 @@ def _frames(
             rows += table.num_rows
             if rows > row_groups.rows:
                 break
-            yield to_frame(table, types)
+            yield to_frame(table, types, path)
     except DAMAGE as error:
         raise _damaged(path, row_groups, _reason(error)) from error
     if rows != row_groups.rows:
@@ -281,27 +281,50 @@ def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]])
     }
 
 
-def to_frame(table: pa.Table, types: Mapping[str, pa.DataType]) -> pl.DataFrame:
-    """Convert a table to a frame. If a column has only nulls and no type, it gets its type in
-    `types`.
+def to_frame(table: pa.Table, types: Mapping[str, pa.DataType], path: str) -> pl.DataFrame:
+    """Convert a table of the file `path` to a frame. If a column has only nulls and no type, it
+    gets its type in `types`.
+
+    Raises
+    ------
+    DataError
+        If a column has a type that Polars cannot read, such as a union.
     """
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         stored = column.type
         kind = types.get(name, stored) if _value_kind(stored) is None else _plain(stored)
         columns.append(column if kind is stored else column.cast(kind))
-    # The schema's metadata is removed, because Polars panics if it is not UTF-8, and a name may end
-    # at a zero byte.
-    frame = pl.from_arrow(pa.Table.from_arrays(columns, names=[*map(str, range(len(columns)))]))
-    assert isinstance(frame, pl.DataFrame)
+    # The schema's metadata is not given to Polars, which panics if it is not UTF-8, and a name may
+    # end at a zero byte.
+    frame = pl.DataFrame(
+        {
+            str(place): _series(name, column, path)
+            for place, (name, column) in enumerate(zip(table.column_names, columns, strict=True))
+        }
+    )
     frame.columns = table.column_names
     return frame
 
 
+def _series(name: str, column: pa.ChunkedArray, path: str) -> pl.Series:
+    try:
+        return pl.Series(column)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise DataError(
+            f"{path}: column {name!r} is {column.type}, expected numbers, text, times or lists of "
+            "these; convert it, or remove it from the file"
+        ) from error
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Polars can read: no 256-bit decimals, fixed-size lists, or metadata of
-    lists.
+    """Return a type that can be compared in Polars: no extensions, maps, 256-bit
+    decimals, fixed-size lists, or metadata of lists.
     """
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if pa.types.is_map(kind):
+        return pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
     if pa.types.is_decimal256(kind):
         return pa.decimal128(38, kind.scale)
     if pa.types.is_fixed_size_list(kind):  # Polars cannot read a slice of them with nulls

@@ -92,6 +92,38 @@ class _ArrowFile:
                 yield batch.slice(first, rows)
 
 
+class _Flattened:
+    """A file whose columns are the fields of its structs, such as ``user.id``."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
+        self._own = file.schema.names
+        self.schema = _flat(file.schema.empty_table()).schema
+        self.rows = file.rows
+        self.group_rows = file.group_rows
+
+    def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return _flat(self._file.read_group(group, self._structs(columns))).select(list(columns))
+
+    def batches(
+        self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        own = None if columns is None else self._structs(columns)
+        for batch in self._file.batches(rows, groups, own):
+            table = _flat(pa.Table.from_batches([batch]))
+            yield from (table if columns is None else table.select(list(columns))).to_batches()
+
+    def _structs(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns of the file that contain `columns`."""
+        return [own for own in self._own if any(f"{name}.".startswith(f"{own}.") for name in columns)]
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
+
+
 class _Partitioned:
     """A file with the columns that its directories give, as text."""
 
@@ -135,6 +167,8 @@ def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
     name = table_format(front) or "Parquet"
     try:
         reader: TableFile = _ArrowFile(raw) if name == "Arrow" else _ParquetFile(raw)
+        if any(pa.types.is_struct(field.type) for field in reader.schema):
+            reader = _Flattened(reader)
         given = file.directory_columns(reader.schema.names)
     except DAMAGE as error:
         kind = "a Parquet" if name == "Parquet" else "an Arrow"

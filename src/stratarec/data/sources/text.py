@@ -18,11 +18,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from itertools import chain, islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -555,6 +556,10 @@ class JsonLines:
     """Names of the columns that may contain lists; a list becomes its JSON text."""
     nulls: tuple[str, ...]
     """Texts that mean a missing value, in addition to null and an empty text."""
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a column -> keys of the objects in which it is, and its own; columns that are left
+    out are fields of the line's object.
+    """
 
     def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
         """Parse a chunk. Return the columns `names` as text, and the line number of each row.
@@ -614,22 +619,39 @@ class JsonLines:
         if not isinstance(row, dict):
             return f"got {_JSON_TYPES.get(type(row), 'a number')}, expected an object with names"
         for name in names:
-            if isinstance(row.get(name), list | dict) and name not in self.lists:
-                return f"column {name!r}: got {_JSON_TYPES[type(row[name])]}, expected one value"
+            value: Any = row
+            for key in self.paths.get(name, (name,)):
+                if not isinstance(value, dict | None):
+                    got = _JSON_TYPES.get(type(value), "a number")
+                    return f"column {name!r}: got {got}, expected an object with {key!r}"
+                value = None if value is None else value.get(key)
+            if isinstance(value, list | dict) and name not in self.lists:
+                return f"column {name!r}: got {_JSON_TYPES[type(value)]}, expected one value"
         return ""
 
     def _read(self, content: bytes, names: tuple[str, ...]) -> pl.DataFrame | None:
-        schema = dict.fromkeys(names, pl.String())
+        paths = {name: self.paths.get(name, (name,)) for name in names}
         if not content.strip():
-            return pl.DataFrame(schema=schema)
+            return pl.DataFrame(schema=dict.fromkeys(names, pl.String()))
         try:
-            frame = pl.read_ndjson(io.BytesIO(content), schema=schema)
+            frame = pl.read_ndjson(io.BytesIO(content), schema=_objects(paths.values())).select(
+                reduce(lambda column, key: column.struct.field(key), keys[1:], pl.col(keys[0])).alias(name)
+                for name, keys in paths.items()
+            )
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
         nulls = ("", *self.nulls)
         return frame.select(
             column.set(column.is_in(nulls).fill_null(False), None) for column in frame.iter_columns()
         )
+
+
+def _objects(paths: Iterable[tuple[str, ...]]) -> dict[str, pl.DataType]:
+    """Return the type of each key of an object whose values at `paths` are text."""
+    inner: dict[str, list[tuple[str, ...]]] = {}
+    for key, *rest in paths:
+        inner.setdefault(key, []).append(tuple(rest))
+    return {key: pl.String() if () in rest else pl.Struct(_objects(rest)) for key, rest in inner.items()}
 
 
 def check_json_lines(content: bytes, path: str) -> None:
@@ -641,35 +663,59 @@ def check_json_lines(content: bytes, path: str) -> None:
         )
 
 
-def first_json_values(content: bytes, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return name -> first value that is not null, for the fields in the first lines, in order of
-    appearance.
+class JsonField(NamedTuple):
+    """A field of JSON lines: its keys, one in another, and its first value that is not null."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def first_json_fields(content: bytes, names: Sequence[str] = ()) -> dict[str, JsonField]:
+    """Return the fields in the first lines by name, in order of appearance. A field of an object in
+    a line is named by all keys, such as ``user.id``.
 
     Fields of `names` that the first lines lack are searched in all lines.
     """
-    values: dict[str, Any] = {}
+    fields: dict[str, JsonField] = {}
     parts = content.split(b"\n", _NAME_LINES)
     for text in parts[:_NAME_LINES]:
-        _add_values(values, text)
-    rare = [name for name in names if name not in values]
+        add_json_fields(fields, text)
+    rare = [name for name in names if name not in fields]
     later_lines = parts[-1].split(b"\n") if rare and len(parts) > _NAME_LINES else []
     for name in rare:
-        key = json.dumps(name, ensure_ascii=False).encode()
+        key = json.dumps(name.rpartition(".")[2], ensure_ascii=False).encode()
         for text in later_lines:
             if key in text:
-                _add_values(values, text)
-            if name in values:
+                add_json_fields(fields, text)
+            if name in fields:
                 break
-    return values
+    return without_objects(fields)
 
 
-def _add_values(values: dict[str, Any], text: bytes) -> None:
-    """Add the fields of a JSON line that `values` lacks or has as null."""
+def add_json_fields(fields: dict[str, JsonField], text: bytes) -> None:
+    """Add the fields of a JSON line that `fields` lacks or has as null."""
     with suppress(ValueError, RecursionError):
-        row = json.loads(text)
-        for name, value in row.items() if isinstance(row, dict) else ():
-            if values.get(name) is None:
-                values[name] = value
+        _add_fields(fields, json.loads(text), ())
+
+
+def without_objects(fields: Mapping[str, JsonField]) -> dict[str, JsonField]:
+    """Return the fields without those that are always null or objects."""
+    objects = {field.path[:end] for field in fields.values() for end in range(1, len(field.path))}
+    return {
+        name: field
+        for name, field in fields.items()
+        if field.value is not None or field.path not in objects
+    }
+
+
+def _add_fields(fields: dict[str, JsonField], row: object, path: tuple[str, ...]) -> None:
+    for key, value in row.items() if isinstance(row, dict) else ():
+        inner = (*path, key)
+        name = ".".join(inner)
+        if isinstance(value, dict):
+            _add_fields(fields, value, inner)
+        elif name not in fields or fields[name].value is None:
+            fields[name] = JsonField(inner, value)
 
 
 def _refuse_constant(constant: str) -> None:

@@ -1,0 +1,169 @@
+"""Test fields of objects: structs of Parquet and Arrow files, and objects in JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from pyarrow import feather
+
+from stratarec.cli import main
+from stratarec.cli.init.guess import guess
+from stratarec.cli.init.sample import read_sample
+from stratarec.data.columns.frames import flattened, read_columns
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources import open_rows
+from stratarec.data.sources.csv import CsvConfig
+from stratarec.errors import DataError
+
+SCHEMA = Schema(
+    label="clicked",
+    dense=(DenseFeature(name="user.age"),),
+    sparse=(
+        SparseFeature(name="user.id"),
+        SparseFeature(name="item.id", type="integer"),
+        SparseFeature(name="item.tags", kind="multi"),
+        SparseFeature(name="device.os.name"),
+    ),
+)
+FORMATS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
+    "jsonl": pl.DataFrame.write_ndjson,
+    "parquet": pl.DataFrame.write_parquet,
+    "arrow": pl.DataFrame.write_ipc,
+}
+
+
+def rows(count: int = 400) -> list[dict[str, Any]]:
+    """Return rows in which objects, and fields of them, are missing in places."""
+    draws = np.random.default_rng(0)
+    return [
+        {
+            "clicked": int(draws.integers(2)),
+            "user": {"id": f"u{draws.integers(30)}", "age": float(row % 50)} if row % 7 != 3 else None,
+            "item": {"id": int(draws.integers(20)), "tags": ["a", "b", "c"][: row % 4]},
+            "device": {"os": {"name": ("ios", "android", None)[row % 3]}} if row % 5 else None,
+        }
+        for row in range(count)
+    ]
+
+
+def read(path: Path, on_bad_row: Any = None) -> pl.DataFrame:
+    config = CsvConfig(paths=(str(path),), schema=SCHEMA)
+    return pl.concat([chunk.frame for chunk in open_rows(config, on_bad_row).chunks(path.parent)])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_fields_of_objects_equal_flat_columns(tmp_path: Path, suffix: str) -> None:
+    frame = pl.DataFrame(rows())
+    for name, part in (("nested", frame), ("flat", flattened(frame))):
+        FORMATS[suffix](part, tmp_path / f"{name}.{suffix}")
+    nested = read(tmp_path / f"nested.{suffix}")
+    assert nested.equals(read(tmp_path / f"flat.{suffix}"))
+    assert nested["user.id"].null_count() == nested["user.age"].null_count() == len(range(3, 400, 7))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_init_drafts_fields_of_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """A list of objects is ignored."""
+    monkeypatch.chdir(tmp_path)
+    given = [row | {"cart": [{"sku": "x"}] * (place % 3)} for place, row in enumerate(rows())]
+    FORMATS[suffix](pl.DataFrame(given), tmp_path / f"log.{suffix}")
+    assert main(["init", f"log.{suffix}"]) == 0
+    schema = yaml.safe_load(Path("log.yaml").read_text())["data"]["source"]["schema"]
+    names = {feature["name"] for role in ("dense", "sparse") for feature in schema[role]}
+    assert names >= {"user.id", "user.age", "item.id", "device.os.name"}
+    assert "cart" not in names
+    assert main(["prepare", "-q", "log.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"user": "u1"}, r"column 'user\.age': got text, expected an object with 'age'"),
+        ({"user": 5}, r"column 'user\.age': got a number, expected an object with 'age'"),
+        ({"user": [{"id": "u1"}]}, r"column 'user\.age': got a list, expected an object with 'age'"),
+        ({"device": {"os": "ios"}}, r"column 'device\.os\.name': got text, expected an object"),
+        ({"user": {"id": {"a": 1}}}, r"column 'user\.id': got an object, expected one value"),
+    ],
+)
+def test_a_value_in_place_of_an_object_is_named_with_its_line(
+    tmp_path: Path, line: dict[str, Any], problem: str
+) -> None:
+    path, lines = tmp_path / "log.jsonl", rows(20)
+    lines[11] |= line
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(DataError, match=rf"log\.jsonl, line 12: {problem}"):
+        read(path)
+    assert read(path, "skip").height == 19
+
+
+def test_a_key_may_have_a_point(tmp_path: Path) -> None:
+    lines = [{"clicked": row["clicked"], "user.id": "flat", "user": {"age": 3}} for row in rows(20)]
+    lines = [line | {"item": {"id": 1, "tags": []}, "device": {"os.name": "x"}} for line in lines]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    frame = read(path)
+    assert set(frame["user.id"]) == {"flat"}
+    assert set(frame["user.age"]) == {3.0}
+    assert set(frame["device.os.name"]) == {"x"}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_types_that_are_no_features_are_ignored_by_init(tmp_path: Path, suffix: str) -> None:
+    """Raw bytes, maps, JSON and ids of other libraries."""
+    count, path = 400, tmp_path / f"log.{suffix}"
+    columns: dict[str, Any] = {
+        "clicked": [row % 3 % 2 for row in range(count)],
+        "item": [f"i{row % 9}" for row in range(count)],
+        "bytes": pa.array([bytes([255, row % 200]) for row in range(count)]),
+        "uuid": pa.ExtensionArray.from_storage(
+            pa.uuid(),
+            pa.array([bytes(range(row % 200, row % 200 + 16)) for row in range(count)], pa.binary(16)),
+        ),
+        "map": pa.array([[("a", row)] for row in range(count)], pa.map_(pa.string(), pa.int64())),
+        "struct": pa.array(
+            [{"map": [("a", row)]} for row in range(count)],
+            pa.struct([("map", pa.map_(pa.string(), pa.int64()))]),
+        ),
+    }
+    table = pa.table(columns)
+    pq.write_table(table, path) if suffix == "parquet" else feather.write_feather(table, path)
+    roles = {column.name: column.role for column in guess(read_sample((str(path),))).columns}
+    assert roles == {"clicked": "label", "item": "sparse"} | dict.fromkeys(
+        ["bytes", "uuid", "map", "struct.map"], "ignored"
+    )
+
+
+def test_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    values = pa.UnionArray.from_sparse(pa.array([0] * 9, pa.int8()), [pa.array(range(9))])
+    feather.write_feather(pa.table({"clicked": [0] * 9, "x": values}), tmp_path / "log.arrow")
+    with pytest.raises(DataError, match=r"log\.arrow: column 'x' is sparse_union.*convert it"):
+        read_sample((str(tmp_path / "log.arrow"),))
+
+
+def test_frames_may_have_structs() -> None:
+    nested = pl.DataFrame(rows(40)).drop("clicked")
+    for frame in (nested, nested.to_arrow()):
+        assert {name: column.to_list() for name, column in read_columns(frame).items()} == flattened(
+            nested
+        ).to_dict(as_series=False)
+
+
+def test_a_field_that_begins_late_is_found(tmp_path: Path) -> None:
+    lines = rows(1500)
+    for line in lines[:-1]:
+        line["device"] = None
+    lines[-1]["device"] = {"os": {"name": "late"}}
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read(path)["device.os.name"].drop_nulls().to_list() == ["late"]
