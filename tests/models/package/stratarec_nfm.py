@@ -1,6 +1,4 @@
-"""Neural factorization machine (He and Chua 2017, arXiv 1708.05027): a deep network on the pooled
-pairs of vectors.
-"""
+"""Neural factorization machine (He and Chua 2017, arXiv 1708.05027)."""
 
 from __future__ import annotations
 

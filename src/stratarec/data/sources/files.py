@@ -278,7 +278,7 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def fingerprint(files: tuple[InputFile, ...], columns: Collection[str]) -> list[list[object]]:
+def fingerprint(files: tuple[InputFile, ...], columns: Collection[str] = ()) -> list[list[object]]:
     """Return JSON that identifies the content of files: name, size, and hash. A URL has no hash; it
     has the modification time or tag that its file system reports.
 
