@@ -5,6 +5,7 @@ estimators.
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 from stratarec.estimator.frame_log import FitArguments, split_log
 
 SMALL = {
-    "model__embedding_dim": 2,
+    "model__embedding_dim": 3,
     "model__members": 2,
     "model__member_mlp": [8],
     "train__epochs": 4,
     "train__threads": 1,
 }
+NETWORKS = {**SMALL, "model__trees": 0, "train__refit": False}
+"""Settings without trees and without a second phase, in half of the time."""
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +102,14 @@ def test_files_are_scored_and_evaluated_like_frames(
 
 
 def test_scores_match_those_of_the_commands(
-    frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train, valid, test = frame[:2400], frame[2400:2700], frame[2700:]
-    model = ClickModel(**SMALL).fit(train, label="click", valid=valid)
     train.write_parquet("train.parquet")
     valid.write_parquet("valid.parquet")
     test.write_parquet("test.parquet")
-    content: dict[str, Any] = model.recipe_
+    content: dict[str, Any] = deepcopy(fit_model.recipe_)
     content["data"] |= {
         "path": "data/clicks",
         "split": {"by": "file", "valid": ["valid.parquet"], "test": []},
@@ -118,7 +120,7 @@ def test_scores_match_those_of_the_commands(
     for words in ("prepare clicks.yaml", "train clicks.yaml", "predict run test.parquet -o scores.parquet"):
         assert main(words.split()) == 0
     scores = pl.read_parquet("scores.parquet")
-    np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
+    np.testing.assert_allclose(fit_model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
 
 
 def test_it_is_saved_completely_and_checked(
@@ -191,16 +193,18 @@ def test_labels_that_are_passed_as_y_replace_the_label_of_a_recipe(
     assert model.score(features, labels) == np.mean(model.predict(features) == labels)
 
 
-def test_an_unusable_row_is_named_by_its_position_in_the_frame(frame: pl.DataFrame) -> None:
+def test_an_unusable_row_is_named_by_its_position_in_the_frame(
+    fit_model: ClickModel, frame: pl.DataFrame
+) -> None:
     bad = frame.with_columns(price=pl.Series([*frame["price"][:200], np.inf, *frame["price"][201:]]))
     for given, message in (
         ({"frame": bad}, "the frame, row 201: column 'price': got inf"),
         ({"frame": frame, "valid": bad}, "valid, row 201: column 'price': got inf"),
     ):
         with pytest.raises(DataError, match=message):
-            ClickModel(**SMALL).fit(**given, label="click")
+            ClickModel(**NETWORKS).fit(**given, label="click")
     with pytest.raises(DataError, match="weight"):
-        ClickModel(**SMALL).fit(frame, label="click").score(frame, sample_weight=["a"] * len(frame))
+        fit_model.score(frame, sample_weight=["a"] * len(frame))
 
 
 @pytest.mark.parametrize("kind", ["ensemble", "dlrm"])
@@ -222,9 +226,9 @@ def test_labels_may_be_words_in_frames_and_files(
 ) -> None:
     log = frame.with_columns(pl.Series("click", [words[label] for label in frame["click"]]))
     log.write_csv(tmp_path / "log.csv")
-    model = ClickModel(**SMALL).fit(log, label="click")
+    model = ClickModel(**NETWORKS).fit(log, label="click")
     assert model.evaluate(log) == model.evaluate(tmp_path / "log.csv")
-    of_file = ClickModel(**SMALL).fit(tmp_path / "log.csv", label="click")
+    of_file = ClickModel(**NETWORKS).fit(tmp_path / "log.csv", label="click")
     assert of_file.evaluate(log)["auc"] == of_file.evaluate(tmp_path / "log.csv")["auc"] > 0.6
 
 

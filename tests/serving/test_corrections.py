@@ -30,7 +30,7 @@ from stratarec.training.predict import predict
 from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 
-TREES = {"kind": "ensemble", "embedding_dim": 2, "members": 2, "member_mlp": [4], "bins": 4, "trees": 1000}
+TREES = {"kind": "ensemble", "embedding_dim": 3, "members": 2, "member_mlp": [4], "bins": 4, "trees": 1000}
 TOWERS = {
     "kind": "dlrm",
     "embedding_dim": 4,

@@ -294,10 +294,14 @@ def test_the_runtime_does_not_report_to_its_maker(exports: Path, tmp_path: Path,
     environment |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
     if set_by_user:
         environment["ORT_DISABLE_TELEMETRY"] = "0"
-    script = (
-        "import os, sys; from stratarec.serving import onnx_network; import stratarec\n"
+    session = (
+        "from stratarec.serving import onnx_network\n"
         "onnx_network.load_runtime('float32').InferenceSession(open(sys.argv[1], 'rb').read())\n"
-        "print(*(os.environ[name] for name in stratarec._SILENT))"
+    )
+    script = (
+        "import os, sys; import stratarec\n"
+        + ("" if set_by_user else session)
+        + "print(*(os.environ[name] for name in stratarec._SILENT))"
     )
     command = [sys.executable, "-c", script, str(exports / "export-float32" / "network.onnx")]
     output = subprocess.run(

@@ -80,7 +80,7 @@ def content(root: Path) -> dict[str, Any]:
             "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": SCHEMA},
             "split": {"by": "time", "valid": "4d", "test": "4d"},
         },
-        "model": {"kind": "ensemble", "members": 2, "embedding_dim": 2, "member_mlp": [4], "trees": 1000},
+        "model": {"kind": "ensemble", "members": 2, "embedding_dim": 3, "member_mlp": [4], "trees": 1000},
         "train": {"run": str(root / "run"), "epochs": 2, "report": False, "threads": 1},
     }
 

@@ -33,7 +33,7 @@ from stratarec.training.steps.members import BestMembers, select_weights
 from stratarec.training.steps.state import best, patience_exhausted
 from stratarec.training.trainer import Trainer
 
-MODEL = {"kind": "ensemble", "members": 4, "embedding_dim": 2, "member_mlp": [8, 4], "bins": 4}
+MODEL = {"kind": "ensemble", "members": 4, "embedding_dim": 3, "member_mlp": [8, 4], "bins": 4}
 ROWS = {"kind": "adam", "rows": "all", "learning_rate": 0.05, "weight_decay": 0.1, "decay": "decoupled"}
 WEIGHTS = "score.out.weights"
 
@@ -213,10 +213,10 @@ def test_every_member_has_the_weights_of_its_best_step(
     np.testing.assert_allclose(stored.network[WEIGHTS].numpy(), [row["weight"] for row in table], rtol=1e-6)
     with open_run(tmp_path / "run") as opened:
         for config in opened.model.embeddings.tables:
-            rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (4, 3))
+            rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (4, 4))
             for k, row in enumerate(table):
                 assert torch.equal(
-                    rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 3))[:, k]
+                    rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 4))[:, k]
                 )
 
 
