@@ -106,7 +106,7 @@ def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: 
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     limit = np.where(np.arange(offsets[-1]) < offsets[samples], *rows)
     bags = BagBatch(
-        values=(draws.random(len(limit)) * limit).astype(np.int32),
+        values=(draws.random(len(limit)) * limit).astype(np.int64),
         offsets=None if singles else offsets,
         weights=None,
         batch=samples,
@@ -301,7 +301,7 @@ def _continued(saved: Form, loaded: Form, layout: str = "") -> Iterator[bytes]:
     """
     optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=120, embedding_dim=6, feature_names=(name,))
+        EmbeddingBagConfig(name=name, num_embeddings=120, embedding_dim=5, feature_names=(name,))
         for name in ("whole", "cached")
     ]
     with tempfile.TemporaryDirectory() as folder:
