@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,38 +141,13 @@ ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from benchmarks import report
-for name in sys.argv[1:]:
-    report.print_result(report.read_result(Path(name)))
-    print("=====")
-"""
-
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "80"},
-    )
-
-
-@pytest.fixture(scope="module")
-def print_results() -> dict[Path, str]:
-    """Print every result file."""
-    done = bench("-c", SCRIPT, *map(str, RESULTS))
-    assert done.returncode == 0, done.stderr
-    return dict(zip(RESULTS, done.stdout.split("=====\n"), strict=False))
-
-
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_results_fit_80_columns_without_breaking_words(print_results: dict[Path, str], path: Path) -> None:
-    text = print_results[path]
+def test_results_fit_80_columns_without_breaking_words(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    report.print_result(report.read_result(path))
+    text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads(path.read_text())
     for name in content["metrics"]:

@@ -47,6 +47,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("template")
     content = tiny(Path(), max_steps=3, checkpoint={"every_steps": 2})
     content["data"]["path"], content["train"]["run"] = "data", "runs/a"
+    content["data"]["source"]["samples"], content["data"]["shard_samples"] = 1200, 400
     (root / "r.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
