@@ -46,6 +46,8 @@ class Case:
     """Configuration of a run, and where it stops."""
 
     train: dict[str, Any]
+    steps: int = 40
+    """Number of steps of the run, 0 for all of its epochs."""
     stopped: int = 23
     """Number of steps of the first part."""
     epoch: int = 0
@@ -86,6 +88,7 @@ CASES = {
     # checkpoints.
     "dropout, statistics, average": Case(
         {**AVERAGED, "epochs": 1},
+        steps=0,
         stopped=13,
         again=False,
         uninterrupted_fields={"eval_every": 9},
@@ -99,6 +102,7 @@ CASES = {
     **{
         f"hot batches {batches}": Case(
             {"eval_every": 0},
+            steps=90,
             stopped=80,
             epoch=1,
             again=False,
@@ -129,7 +133,7 @@ def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path,
     case = CASES[name]
 
     def make_recipe(run: str, **more: Any) -> Recipe:
-        options = {"run": str(tmp_path / run), **case.train, **more}
+        options = {"run": str(tmp_path / run), "max_steps": case.steps, **case.train, **more}
         result = content(larger, **options) if "memory" in case.sections else tiny(home, **options)
         for section, fields in case.sections.items():
             result[section] = result.get(section, {}) | fields
