@@ -55,13 +55,21 @@ def read_samples(
     return frame, source.memory(root / "work")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[pl.DataFrame, ClickMemory]:
+    """Return the samples of the log, and the state after it."""
+    return read_samples(click_log(), tmp_path_factory.mktemp("log") / "whole")
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 28), min_size=1, max_size=4, unique=True).map(sorted), st.booleans())
 def test_a_log_in_pieces_gives_the_samples_of_the_log(
-    tmp_path_factory: pytest.TempPathFactory, hours: list[int], shuffled: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    whole: tuple[pl.DataFrame, ClickMemory],
+    hours: list[int],
+    shuffled: bool,
 ) -> None:
-    root, log = tmp_path_factory.mktemp("pieces"), click_log()
-    expected, kept = read_samples(log, root / "whole")
+    root, log, (expected, kept) = tmp_path_factory.mktemp("pieces"), click_log(), whole
     edges = [
         0,
         *(int(log["timestamp"].search_sorted(FIRST + HOUR * hour + 1500)) for hour in hours),

@@ -64,9 +64,9 @@ def begin(root: Path, log: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a run on the first of four files."""
+    """Train a run on the first of three files."""
     root = tmp_path_factory.mktemp("clicks")
-    begin(root, write_logs(root, 4, 1500)[0])
+    begin(root, write_logs(root, 3, 1500)[0])
     return root
 
 
@@ -107,7 +107,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_omit_no_click(
     (tmp_path / "work").mkdir()
     frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path / "work")])
     assert sum(period.scores["all"]["samples"] for period in period_lists[0]) == frame["label"].count()
-    datasets = [Dataset.open(periods.of_number(run, 3) / "data") for run in runs]
+    datasets = [Dataset.open(periods.of_number(run, 2) / "data") for run in runs]
     assert datasets[0].fingerprint == datasets[1].fingerprint
     kept, expected = datasets[0].clicks(), source.memory(tmp_path / "work")
     assert kept is not None
