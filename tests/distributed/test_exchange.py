@@ -121,18 +121,24 @@ def test_ranks_may_have_few_samples_or_none(
     )
 
 
+INT8 = Setup("mixed", home="dram", codec="int8")
+
+
+@pytest.fixture(scope="module")
+def exact(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Train with float32 on the wire."""
+    return join_ranks(ranks.run(2, train_sharded, INT8, tmp_path_factory.mktemp("exact")))
+
+
 @pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
-def test_narrow_wires_are_deterministic_and_close(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
-    setup = Setup(
-        "mixed", home="dram", codec="int8", exchange=DistributedConfig(wire=wire, gradient_wire=wire)
-    )
+def test_narrow_wires_are_deterministic_and_close(
+    ranks: Ranks, exact: dict[str, Any], wire: Any, tmp_path: Path
+) -> None:
+    setup = replace(INT8, exchange=DistributedConfig(wire=wire, gradient_wire=wire))
     first, second = (
         join_ranks(ranks.run(2, train_sharded, setup, tmp_path / str(time))) for time in range(2)
     )
     compare(first, second, 0)
-    exact = join_ranks(
-        ranks.run(2, train_sharded, replace(setup, exchange=DistributedConfig()), tmp_path / "exact")
-    )
     compare(first, exact, {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2}[wire])
     assert any(
         not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True)
