@@ -456,10 +456,11 @@ class ClicksSource:
             time.dt.hour().cast(pl.Int64).alias("hour_of_day"),
             time.dt.weekday().cast(pl.Int64).alias("weekday"),
         ).drop(FILE)[np.flatnonzero(is_sample) // width]
+        counted, countable = config.counted, config.countable
         dense = [
-            pl.Series(name, counts[is_sample][:, place]).fill_nan(None)
-            for place, name in enumerate(config.countable)
-            if name in config.counted
+            pl.Series(name, counts[:, :, place][is_sample]).fill_nan(None)
+            for place, name in enumerate(countable)
+            if name in counted
         ]
         labels = pl.Series("label", label[is_sample]).set(pl.Series(is_event), None)
         return frame.with_columns(items.filter(pl.Series(is_sample.ravel())), labels, *dense)
