@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from stratarec.data import threads
 from stratarec.data.prepare import executor as executors
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Pass, grant, leased, revoke, revoke_leases
@@ -122,6 +123,18 @@ def test_pieces_give_the_same_bytes_in_any_order_and_when_repeated(tmp_path: Pat
     assert scattered.pieces > 6
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
     assert not (tmp_path / "many.preparing").exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "plain parquet"])
+def test_the_bytes_do_not_depend_on_the_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write_logs(tmp_path)
+    for count in (1, 3):
+        monkeypatch.setattr(threads, "cores", lambda count=count: count)
+        path = str(tmp_path / f"{count}")
+        prepare(PrepareConfig(source=sources(tmp_path)[kind], path=path, shard_samples=700), name="same")
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
 def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.splits import SPLITS, SplitConfig
+from stratarec.data.threads import map_threads
 
 SAMPLE_ROWS, _SAMPLE_VALUES, _FEWEST_ROWS = 50_000, 2_000_000, 2_000
 """Limits of the sample checked for leaks: most rows, most values (rows * features), fewest rows. It
@@ -86,12 +88,9 @@ def find_leaks(sample: pl.DataFrame, schema: Schema) -> list[Leak]:
         positive = pl.DataFrame({"known": has_label, "label": sample[label]}).select(
             pl.when(pl.col("known")).then(pl.col("label") == 1)
         )
-        names = looked_at(schema)[len(schema.label_columns) :]
-        leaks += [
-            leak
-            for name in names
-            if (leak := find_leak(sample[name], positive.to_series(), label)) is not None
-        ]
+        columns = [sample[name] for name in looked_at(schema)[len(schema.label_columns) :]]
+        find = partial(find_leak, positive=positive.to_series(), label=label)
+        leaks += [leak for leak in map_threads(find, columns) if leak is not None]
     return sorted(leaks, key=lambda leak: not leak.certain)
 
 

@@ -196,11 +196,13 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
     """Return the distinct codes in order of first appearance, and the position of each code among
     them.
     """
-    distinct, first, ranks = np.unique(codes, return_index=True, return_inverse=True)
+    # Adjacent samples often have the same code, and only the first of them is sorted.
+    starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1])[: len(codes)])
+    distinct, first, ranks = np.unique(codes[starts], return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
-    return distinct[order], place[ranks]
+    return distinct[order], np.repeat(place[ranks], np.diff(starts, append=len(codes)))
 
 
 def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

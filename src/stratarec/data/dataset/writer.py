@@ -27,6 +27,7 @@ from stratarec.data.dataset.manifest import (
 )
 from stratarec.data.dataset.row_group import Encoded, RowGroup
 from stratarec.data.splits import SPLITS
+from stratarec.data.threads import map_threads
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, make_directory, write_atomic
 from stratarec.io.names import file_name
@@ -43,6 +44,7 @@ of `prepare` for a few thousand samples."""
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
     """Write encoded samples and their tables as shard `number` of `split`."""
     row_groups = list(encoded.row_groups(ROW_GROUP))
+    del encoded  # its tables, of which row groups have copies
     name = f"{split}/shard-{number:05d}"
     samples = _store(root, f"{name}.parquet", [row_group.samples for row_group in row_groups])
     tables = None
@@ -75,11 +77,12 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     see repeated bytes.)
     """
     chosen: dict[str, str | None] = {}
-    for name, path in _leaves(sample.schema):
+    leaves = list(_leaves(sample.schema))
+    encodings = map_threads(lambda leaf: _smallest(sample.select([leaf[0]]), leaf[1]), leaves)
+    for (_, path), encoding in zip(leaves, encodings, strict=True):
         # A feature may be named like the Parquet path of another feature's list values. For such a
         # path a dictionary is chosen, because it fits any type.
-        column = sample.select([name])
-        chosen[path] = None if path in chosen or column.nbytes < _FEW_BYTES else _smallest(column, path)
+        chosen[path] = None if path in chosen else encoding
     return {
         "compression": "zstd",
         "compression_level": LEVEL,
@@ -101,6 +104,8 @@ def _smallest(column: pa.Table, path: str) -> str | None:
     """Return the encoding with the smallest file, or None for a dictionary. If sizes are equal, the
     first one wins.
     """
+    if column.nbytes < _FEW_BYTES:
+        return None
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
         options: dict[str, Any] = {"use_dictionary": True}

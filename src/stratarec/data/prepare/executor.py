@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from stratarec.data.threads import ahead
 from stratarec.errors import StorageError
 from stratarec.io.atomic import open_regular
 from stratarec.io.owned_directory import try_lock
@@ -35,8 +36,8 @@ class Pass(Protocol):
     """
 
     def __call__(self, number: int) -> Iterator[int]:
-        """Run a piece. After each part of the work, yield the number of steps by which the progress
-        bar advances.
+        """Compute a piece, and return an iterator that does the rest of its work. After each part
+        of this work, it yields the number of steps by which the progress bar advances.
         """
         ...
 
@@ -67,15 +68,17 @@ class Executor(Protocol):
 
 
 class SerialExecutor:
-    """Runs one piece after another in this process."""
+    """Runs one piece after another in this process. A piece is computed while the rest of the piece
+    before it is done.
+    """
 
     readers = 1
 
     def begin(self, work: Path, logs: Sequence[str]) -> None: ...
 
     def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
-        for number in numbers:
-            for amount in data_pass(number):
+        for rest in ahead(map(data_pass, numbers)):
+            for amount in rest:
                 progress.advance(amount)
 
 

@@ -23,6 +23,8 @@ from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues,
 from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SPLITS
+from stratarec.data.threads import map_threads
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.user_history import EventWindows, UserEvents, event_columns, last_events
 from stratarec.data.vocabulary import Vocabulary
@@ -47,7 +49,7 @@ class Partition:
     ) -> None:
         self._schema = schema
         self.order = _order(frame, schema) if order is None else order
-        self.frame = frame if self.order is None else frame[self.order]
+        self.frame = frame.rechunk() if self.order is None else frame[self.order]
         self.split = self.frame[SPLIT].to_numpy()
         if schema.histories:
             # A schema with histories has a user, so rows are sorted by user and equal users are
@@ -112,67 +114,89 @@ class Partition:
 
     def encode(
         self,
-        split: int,
         vocabularies: Mapping[str, Vocabulary],
         moments: Mapping[str, Moments],
         groups: Mapping[str, Sequence[str]] | None,
         *,
         keep_rows: bool,
-    ) -> Encoded:
-        """Encode the rows of a split for a data set. If `groups` is None, nothing is deduplicated.
+    ) -> dict[str, Encoded]:
+        """Encode the rows for a data set; return split -> its samples, without empty splits.
 
-        With `keep_rows`, each sample stores the number of its log row.
+        If `groups` is None, nothing is deduplicated. With `keep_rows`, each sample stores the
+        number of its log row.
         """
-        encoder = _Encoder(self._schema, vocabularies, moments)
-        chosen = np.flatnonzero(self.split == split)
-        rows = self.frame[chosen]
+        encoder, schema = _Encoder(self._schema, vocabularies, moments), self._schema
         grouped = {name for names in (groups or {}).values() for name in names}
-        labels = self._schema.label_columns
+        names = [name for name in schema.names if name not in self.windows and name not in grouped]
+        # Columns are encoded for all splits together: raw rows of each split would be a copy.
+        arrays = map_threads(lambda name: encoder.column(name, self.frame[name]), names)
+        columns = dict(zip(names, arrays, strict=True))
+        for feature in schema.weighted:
+            name = weights_of(feature.name)
+            columns[name] = _encode_lists(self.frame[name], feature, pl.Series.to_numpy)
+        events = {name: encoder.ids(name, window.events) for name, window in self.windows.items()}
+        chosen = {name: np.flatnonzero(self.split == split) for split, name in enumerate(SPLITS)}
+        return {
+            name: self._encoded(rows, encoder, columns, events, groups, keep_rows=keep_rows)
+            for name, rows in chosen.items()
+            if len(rows)
+        }
+
+    def _encoded(
+        self,
+        chosen: NDArray[np.int64],
+        encoder: _Encoder,
+        encoded: Mapping[str, pa.Array],
+        events: Mapping[str, NDArray[np.int32]],
+        groups: Mapping[str, Sequence[str]] | None,
+        *,
+        keep_rows: bool,
+    ) -> Encoded:
+        """Return the samples of the rows `chosen`, given the encoded columns and events of all
+        rows.
+        """
+        schema, frame, rows = self._schema, self.frame, pa.array(chosen)
+        labels = schema.label_columns
         columns: dict[str, pa.Array] = {
-            name: pa.array(rows[label].to_numpy(), pa.uint8())
+            name: pa.array(frame[label][chosen].to_numpy(), pa.uint8())
             for name, label in zip(label_names(len(labels)), labels, strict=True)
         }
-        if self._schema.weight:
-            columns[WEIGHT] = pa.array(rows[self._schema.weight].to_numpy().astype(np.float32))
-        front, windows = tuple(columns), {}
-        for name in self._schema.names:
-            if name in self.windows:
-                w = self.windows[name]
-                ids = encoder.ids(name, w.events)
-                windows[name] = WindowValues(start=w.start[chosen], stop=w.stop[chosen], events=ids)
-            elif name not in grouped:
-                columns[name] = encoder.column(name, rows[name])
-        weights = {weights_of(feature.name): feature for feature in self._schema.weighted}
-        columns |= {
-            name: _encode_lists(rows[name], feature, pl.Series.to_numpy)
-            for name, feature in weights.items()
+        if schema.weight:
+            columns[WEIGHT] = pa.array(frame[schema.weight][chosen].to_numpy().astype(np.float32))
+        taken = {name: column.take(rows) for name, column in encoded.items()}
+        windows = {
+            name: WindowValues(start=w.start[chosen], stop=w.stop[chosen], events=events[name])
+            for name, w in self.windows.items()
         }
         if groups is None:
-            columns.update(
-                {name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()}
-            )
-            columns = {name: columns[name] for name in (*front, *self._schema.names, *weights)}
-        if self._schema.time:
-            columns[TIME] = pa.array(rows[self._schema.time].to_numpy(), pa.int64())
+            taken |= {name: slices(w.start, w.stop - w.start, w.events) for name, w in windows.items()}
+            weights = (weights_of(feature.name) for feature in schema.weighted)
+            taken = {name: taken[name] for name in (*schema.names, *weights)}
+        columns |= taken
+        if schema.time:
+            columns[TIME] = pa.array(frame[schema.time][chosen].to_numpy(), pa.int64())
         if keep_rows:
-            columns[ROW] = pa.array(rows[ROW].to_numpy(), pa.int64())
-        sessions = self._sessions(rows)
+            columns[ROW] = pa.array(frame[ROW][chosen].to_numpy(), pa.int64())
+        sessions = self._sessions(chosen)
         if groups is None:
             return Encoded(
                 samples=pa.table(columns if sessions is None else {**columns, **sample_keys(sessions)})
             )
+        # One after another, because numbering the rows of a group takes much memory.
+        tables = [encoder.group(frame[list(names)][chosen]) for names in groups.values()]
         return Encoded(
             samples=pa.table(columns),
-            groups={name: encoder.group(rows[list(features)]) for name, features in groups.items()},
+            groups=dict(zip(groups, tables, strict=True)),
             windows=windows,
             sessions=sessions,
         )
 
-    def _sessions(self, rows: pl.DataFrame) -> pa.Table | None:
+    def _sessions(self, chosen: NDArray[np.int64]) -> pa.Table | None:
         """Return the hashes and sizes of sessions, in order; None if there are no sessions."""
         schema = self._schema
         if not schema.session_keys:
             return None
+        rows = self.frame[list(schema.session_keys)][chosen]
         first = np.flatnonzero(~as_before(rows, schema.session_keys))
         sizes = np.diff(np.append(first, len(rows))).astype(np.int32)
         columns = {}

@@ -45,6 +45,7 @@ from stratarec.data.prepare.value_counts import CountSum, count_values, count_wi
 from stratarec.data.prepare.workspace import Place, Spill, SpilledFile, read_streams, write_streams
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS, Span, Splitter
+from stratarec.data.threads import map_threads
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
 from stratarec.errors import DataError
@@ -188,9 +189,9 @@ class PartitionPass(ABC):
     partitions: Partitions
 
     @abstractmethod
-    def process(self, number: int) -> dict[str, Any]:
-        """Process a partition and return its note. The caller writes the note, which marks the
-        partition as processed.
+    def process(self, number: int) -> Callable[[], dict[str, Any]]:
+        """Process a partition, and return a function that writes the results and returns the note.
+        The caller writes the note, which marks the partition as processed.
         """
 
     @property
@@ -199,7 +200,10 @@ class PartitionPass(ABC):
         return 0
 
     def __call__(self, number: int) -> Iterator[int]:
-        write_json(self._note(number), self.process(number))
+        return self._write_results(number, self.process(number))
+
+    def _write_results(self, number: int, write: Callable[[], dict[str, Any]]) -> Iterator[int]:
+        write_json(self._note(number), write())
         # Return freed memory of Arrow to the system, so that the peaks of different partitions do
         # not add up.
         pa.default_memory_pool().release_unused()
@@ -261,20 +265,28 @@ class PartitionStatistics(PartitionPass):
             dict.fromkeys(filter(None, (*keys, *of, *(column.name for column in schema.dense), ROW, SPLIT)))
         )
 
-    def process(self, number: int) -> dict[str, Any]:
+    def process(self, number: int) -> Callable[[], dict[str, Any]]:
         part = self.partitions.read(number, self._columns())
         schema = self.partitions.schema
         counts = count_windows(part.windows, part.split == 0, schema, self.partitions.columns, self.config)
         if self.partitions.splitter.needs_last_time:
             counts += count_values(part.frame, schema, self.config)
         order = [] if part.order is None else [pl.DataFrame({"row": part.order})]
-        places = write_streams(self._file(number), [*order, *counts])
-        return {
-            "moments": {feature.name: asdict(part.moments(feature)) for feature in schema.dense},
+        note: dict[str, Any] = {
+            "moments": {
+                feature.name: asdict(moments)
+                for feature, moments in zip(
+                    schema.dense, map_threads(part.moments, schema.dense), strict=True
+                )
+            },
             "repeats": part.repeats().to_dict() if self.repeats_counted else None,
-            "order": places[: len(order)],
-            "counts": places[len(order) :],
         }
+
+        def write() -> dict[str, Any]:
+            places = write_streams(self._file(number), [*order, *counts])
+            return {**note, "order": places[: len(order)], "counts": places[len(order) :]}
+
+        return write
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:05d}.arrow"
@@ -358,31 +370,31 @@ class ShardWriter(PartitionPass):
             int(part.values.estimated_size()) + part.counts.nbytes for part in self.vocabularies.values()
         )
 
-    def process(self, number: int) -> dict[str, Any]:
+    def process(self, number: int) -> Callable[[], dict[str, Any]]:
         part = self.partitions.read(number, order=self.statistics.order(number))
-        schema, shards = self.partitions.schema, {}
-        for split, name in enumerate(SPLITS):
-            encoded = part.encode(
-                split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows
-            )
-            if encoded.samples.num_rows:
-                shards[name] = write_shard(self.output, name, number, encoded).to_dict()
-            del encoded
-        if schema.histories:
-            self._write("events", number, part.events())
+        schema = self.partitions.schema
+        encoded = part.encode(self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows)
+        frames = {"events": part.events()} if schema.histories else {}
         rows = math.ceil(sample_rows(schema) / len(self.partitions))
-        self._write("sample", number, part.sample(looked_at(schema), rows))
+        frames["sample"] = part.sample(looked_at(schema), rows)
         if self.hash_share:
-            self._write("hashes", number, hash_rows(part.frame, schema, part.split, self.hash_share))
-        labels = [part.labels(split) for split in range(len(SPLITS))]
-        return {
-            "shards": shards,
-            "labels": labels,
+            frames["hashes"] = hash_rows(part.frame, schema, part.split, self.hash_share)
+        note = {
+            "labels": [part.labels(split) for split in range(len(SPLITS))],
             "weights": [part.weight(split) for split in range(len(SPLITS))],
         }
 
-    def _write(self, name: str, number: int, frame: pl.DataFrame) -> None:
-        write_atomic(self._file(name, number), frame.write_parquet)
+        # The function keeps no raw rows, because the next partition is read while it writes.
+        def write() -> dict[str, Any]:
+            shards = {
+                name: write_shard(self.output, name, number, encoded.pop(name)).to_dict()
+                for name in list(encoded)
+            }
+            for name, frame in frames.items():
+                write_atomic(self._file(name, number), frame.write_parquet)
+            return {**note, "shards": shards}
+
+        return write
 
     def _file(self, name: str, number: int) -> Path:
         return self.folder / f"{number:05d}.{name}.parquet"

@@ -7,9 +7,11 @@
    fixed order (`passes.py`). Then ids are assigned and groups are chosen.
 3. *encode*: each partition becomes one shard of each split (`passes.py`).
 
-Memory holds either the chunks of one spilled file, or one partition and the vocabularies. All files
-are written to ``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to
-`path`; until then, an earlier data set stays there.
+Work on columns runs on all processors, and the next file or partition is read while the results of
+the last one are written (`threads.py`). Memory holds either the chunks of two spilled files, or one
+partition, the encoded rows of the partition before, and the vocabularies. All files are written to
+``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to `path`; until
+then, an earlier data set stays there.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import LogPathError, hash_logs
 from stratarec.data.splits import Splitter
+from stratarec.data.threads import map_threads
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import EvictionFilter, Vocabulary
 from stratarec.errors import DataError, DatasetError
@@ -396,29 +399,38 @@ class PreparePipeline:
         """Build the vocabularies: values of the base keep their ids, and new values are ranked by
         their counts.
         """
-        vocabularies, infos, times = {}, {}, self._times(statistics.partitions)
+        times, names = self._times(statistics.partitions), list(self.schema.vocabularies())
         now, values, types = 0 if times is None else times[1], statistics.values(), statistics.value_types()
-        for number, name in enumerate(self.schema.vocabularies()):
-            limits, base = self.config.vocabulary.limits(name), None
-            counted = values.pop(name)
-            if limits.kind == "count":
-                counted = counted.cast({"value": types[name]})
-                recent = pl.col("count").cast(pl.Float64).alias("recent")
-                counted = counted.select("value", "count", "held_out", recent, "last")
-            if self.base is not None:
-                base, counted = self.base.vocabulary(name, counted, types[name], self._decay(now))
-            if limits.kind == "hash":
-                vocabulary = Vocabulary.hashed(counted, types[name], limits.buckets, base)
-            else:
-                vocabulary = Vocabulary.rank(counted, limits, base, self._eviction_filter(name, now))
-                more = None if self.base is None else self.base.held_out_values(name)
-                if base is not None and more is not None and vocabulary.rows == base.rows:
-                    # Without new values, models of the base can be evaluated on this data set, also
-                    # after a refit.
-                    vocabulary = vocabulary.with_held_out(more)
-            vocabularies[name] = vocabulary
-            infos[name] = write_vocabulary(self.workspace.output, number, name, vocabulary)
-        return vocabularies, infos
+
+        def build(number: int) -> tuple[Vocabulary, VocabularyInfo]:
+            name = names[number]
+            vocabulary = self._vocabulary(name, values.pop(name), types[name], now)
+            return vocabulary, write_vocabulary(self.workspace.output, number, name, vocabulary)
+
+        built = map_threads(build, range(len(names)))
+        return (
+            {name: vocabulary for name, (vocabulary, _) in zip(names, built, strict=True)},
+            {name: info for name, (_, info) in zip(names, built, strict=True)},
+        )
+
+    def _vocabulary(self, name: str, counted: pl.DataFrame, kind: pl.DataType, now: int) -> Vocabulary:
+        """Build one vocabulary from the counts of its values, whose type is `kind`."""
+        limits, base = self.config.vocabulary.limits(name), None
+        if limits.kind == "count":
+            counted = counted.cast({"value": kind})
+            recent = pl.col("count").cast(pl.Float64).alias("recent")
+            counted = counted.select("value", "count", "held_out", recent, "last")
+        if self.base is not None:
+            base, counted = self.base.vocabulary(name, counted, kind, self._decay(now))
+        if limits.kind == "hash":
+            return Vocabulary.hashed(counted, kind, limits.buckets, base)
+        vocabulary = Vocabulary.rank(counted, limits, base, self._eviction_filter(name, now))
+        more = None if self.base is None else self.base.held_out_values(name)
+        if base is not None and more is not None and vocabulary.rows == base.rows:
+            # Without new values, models of the base can be evaluated on this data set, also after a
+            # refit.
+            return vocabulary.with_held_out(more)
+        return vocabulary
 
     def _carried(self, writer: ShardWriter, samples: int) -> Carried:
         """Write the state that a data set with this one as its base needs."""
