@@ -57,8 +57,8 @@ class CodecTests:
 
     config: ClassVar[CodecConfig]
     golden: ClassVar[str]
-    """Hexadecimal record of `GOLDEN_ROW` with key 7, write 11, row state 0.3 and full state 1/3,
-    stored as bf16.
+    """Hexadecimal record of `GOLDEN_ROW` with key 7, batch number 11, row state 0.3 and full state
+    1/3, stored as bf16.
     """
 
     def codec(self, width: int) -> RecordCodec:
@@ -170,7 +170,7 @@ class CodecTests:
         random, count = np.random.default_rng(9), 300
         level = level_of(codec, random.standard_normal((count, 33), dtype=np.float32))
         keys = keys_of(count)
-        expected = encoded(codec, level, keys, write=1)
+        expected = encoded(codec, level, keys, batch_number=1)
         order, places = random.permutation(count), random.permutation(2 * count)[:count]
         for number in (1, 2, 3):
             torch.set_num_threads(number)
@@ -180,8 +180,8 @@ class CodecTests:
             untouched = np.setdiff1d(np.arange(2 * count), places)
             assert (records[untouched] == 0xA5).all()
         # Some bytes change with either part of the noise: the state is always stochastic.
-        assert (encoded(codec, level, keys, write=2) != expected).any(axis=1).all()
-        assert (encoded(codec, level, keys + np.uint64(1), write=1) != expected).any(axis=1).all()
+        assert (encoded(codec, level, keys, batch_number=2) != expected).any(axis=1).all()
+        assert (encoded(codec, level, keys + np.uint64(1), batch_number=1) != expected).any(axis=1).all()
 
     def test_decode_writes_only_its_slots(self) -> None:
         codec = RecordCodec(self.config, width=7, row_state=True, full_state=1)
@@ -206,7 +206,7 @@ class CodecTests:
             width=7,
         )
         assert (
-            encoded(codec, level, np.array([7], dtype=np.uint64), write=11)[0].tobytes().hex()
+            encoded(codec, level, np.array([7], dtype=np.uint64), batch_number=11)[0].tobytes().hex()
             == self.golden
         )
 
@@ -224,14 +224,14 @@ class CodecTests:
         @given(
             row=st.lists(st.floats(width=32), min_size=1, max_size=20),
             key=st.integers(0, 2**64 - 1),
-            write=st.integers(0, 2**63),
+            batch_number=st.integers(0, 2**63),
         )
-        def check(row: list[float], key: int, write: int) -> None:
+        def check(row: list[float], key: int, batch_number: int) -> None:
             codec, rows = self.codec(len(row)), np.array([row], dtype=np.float32)
-            expected = reference.encode(rows[0], np.float32(0), rows[0], key, write, codec.layout)
+            expected = reference.encode(rows[0], np.float32(0), rows[0], key, batch_number, codec.layout)
             records, zero = np.zeros((1, codec.record_bytes), dtype=np.uint8), np.zeros(1, dtype=np.int64)
             refused = codec.encode(
-                level_of(codec, rows), zero, records, zero, np.array([key], dtype=np.uint64), write
+                level_of(codec, rows), zero, records, zero, np.array([key], dtype=np.uint64), batch_number
             )
             assert refused == (0 if expected is None else -1)
             if expected is not None:
@@ -263,7 +263,7 @@ class NearestFloatTests(CodecTests):
     def test_a_decoded_row_keeps_its_bytes(self) -> None:
         codec, rows = self.codec(64), difficult_rows(64)
         records = encoded(codec, level_of(codec, rows), keys_of(len(rows)))
-        again = encoded(codec, decoded(codec, records), keys_of(len(rows)), write=4)
+        again = encoded(codec, decoded(codec, records), keys_of(len(rows)), batch_number=4)
         np.testing.assert_array_equal(again, records)
 
 

@@ -100,11 +100,11 @@ def test_a_scale_beyond_half_floats_is_refused() -> None:
 
 
 def test_noise_matches_the_reference() -> None:
-    key, write = 0xFEDCBA9876543210, 77
-    base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1)))
+    key, batch_number = 0xFEDCBA9876543210, 77
+    base = mix(key ^ mix((batch_number * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1)))
     actual = np.empty(1000, dtype=np.uint32)
     words_of(np.uint64(base), actual)
-    np.testing.assert_array_equal(actual, noise(key, write, range(1000)))
+    np.testing.assert_array_equal(actual, noise(key, batch_number, range(1000)))
 
 
 def test_noise_is_uniform_and_uncorrelated_between_keys_writes_and_columns() -> None:

@@ -77,10 +77,12 @@ def move_plainly(
     moves: tuple[cache.Moves, cache.Moves],
     form: RecordLayout,
     side: Side,
-    write: int,
+    batch_number: int,
 ):
     (outgoing, incoming), (home, written, changed) = moves, side.home
-    assert codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, write) < 0
+    assert (
+        codec.encode(form, side.slots, outgoing.slots, home, outgoing.rows, outgoing.keys, batch_number) < 0
+    )
     for bits in (written, changed):
         bit_rows.set_bits(bits, outgoing.rows)
     codec.decode(form, home, incoming.rows, side.slots, incoming.slots)

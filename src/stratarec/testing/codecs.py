@@ -58,7 +58,7 @@ def check_codec(
         rows, keys = difficult_rows(width), keys_of(14)
         for codec in every_shape(config, width):
             level = level_of(codec, rows)
-            records = encoded(codec, level, keys, write=5)
+            records = encoded(codec, level, keys, batch_number=5)
             back = decoded(codec, records)
             _check_rows(codec, level, records, back)
             if error is not None:
@@ -143,11 +143,15 @@ def level_of(codec: RecordCodec, rows: Floats) -> FloatRows:
     )
 
 
-def encoded(codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], write: int = 3) -> Records:
+def encoded(
+    codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], batch_number: int = 3
+) -> Records:
     """Encode every slot in order; a level of one slot is encoded once for each key."""
     slots = np.arange(len(keys), dtype=np.int64) % level.slots
     records = np.zeros((len(keys), codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(level, slots, records, np.arange(len(keys), dtype=np.int64), keys, write) == -1
+    assert (
+        codec.encode(level, slots, records, np.arange(len(keys), dtype=np.int64), keys, batch_number) == -1
+    )
     return records
 
 

@@ -52,9 +52,7 @@ _MASK = (1 << 64) - 1
 
 
 class Tile(NamedTuple):
-    """Rows per Triton program, its columns (the width, rounded up to a power of two), and its
-    warps.
-    """
+    """Rows per Triton program, columns (the width, rounded up to a power of two), and warps."""
 
     rows: int
     columns: int
@@ -62,14 +60,15 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, width: int, floats: int, rows: int, warps: int) -> Tile:
-        """Return a tile of about `floats` floats, but of at least `rows` rows as far as 1,024
-        floats allow.
-        """
+        """Return a tile of about `floats` floats, and of `rows` rows if they fit 1,024 floats."""
         columns = 1 << (width - 1).bit_length()
         return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
 
     def launch(self, kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
-        """Run a kernel on `count` rows."""
+        """Run a Triton kernel on `count` rows, in as many programs of this tile as they need.
+
+        `arguments` and `constants` are the kernel's, except for the tile's ``K``, ``DP`` and warps.
+        """
         sizes = {"K": self.rows, "DP": self.columns, "num_warps": self.warps}
         launch(kernel, -(-count // self.rows), *arguments, **sizes, **constants)
 
@@ -351,9 +350,7 @@ class DeviceSlots(SlotMemory):
             )
 
     def _step_numbers(self, missed: Missed) -> Tensor:
-        """Return the numbers of all steps on the device. Only the numbers of new steps are
-        copied.
-        """
+        """Return the numbers of all steps on the device; only those of new steps are copied."""
         source, copied_steps, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
         if source is not missed.numbers:
             copied_steps, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
@@ -476,8 +473,8 @@ class DeviceSlots(SlotMemory):
             else:
                 record_of = self._up(places)
             fits = torch.empty(count, dtype=torch.uint8, device=self._device)
-            write_key = np.uint64(mix((batch_number * 0x9E3779B97F4A7C15 + 1) & _MASK))
-            lists = self._up(np.stack([slots, (keys ^ write_key).view(np.int64)]))
+            key_of_batch = np.uint64(mix((batch_number * 0x9E3779B97F4A7C15 + 1) & _MASK))
+            lists = self._up(np.stack([slots, (keys ^ key_of_batch).view(np.int64)]))
             self._tile.launch(
                 codecs.encode,
                 count,

@@ -1,3 +1,1 @@
-"""Records of rows outside level 0: their layout (`layout`), their codecs (`kinds`), and their
-kernels.
-"""
+"""Records of rows outside level 0: layout (`layout`), codecs (`kinds`) and kernels."""

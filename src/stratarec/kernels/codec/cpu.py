@@ -42,9 +42,7 @@ def encoder(kinds, code=0):
 
 
 def decoder(kinds, code=0):
-    """Return one compiled function that decodes by the kind of `form`, as `encoder` does for
-    encoding.
-    """
+    """Return one compiled function that decodes by the kind of `form`; see `encoder`."""
     first = kinds[0].decode
     if len(kinds) == 1:
         return first
@@ -84,9 +82,7 @@ def decode_state(form, values, start, count, records, at):
 
 @njit(**BODY)
 def prefetch_lines(array, first, count, line):
-    """Prefetch every cache line of ``array[first:first + count]``; a cache line holds `line`
-    elements.
-    """
+    """Prefetch all cache lines of ``array[first:first + count]``; a line has `line` elements."""
     for element in range(first, first + count, line):
         prefetch(array, element)
     # A row may start anywhere in a line, so it may touch one line more than its length suggests.
@@ -108,13 +104,11 @@ def prefetch_slot(form, level, slot):
 
 
 @njit(**BODY)
-def encode_row(form, level, slot, records, at, key, write_key):
-    """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's
-    numbers.
-    """
+def encode_row(form, level, slot, records, at, key, key_of_batch):
+    """Encode a slot into the record at byte `at`; return whether its numbers fit the codec."""
     weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
-    base = mix(key ^ write_key)
+    base = mix(key ^ key_of_batch)
     valid = encode_weights(form, weights, slot * D, records, at, base)
     # Columns of the noise: first the weights, from column D the full state, then the row state.
     # These numbers determine bytes, so they are part of the format.
@@ -146,20 +140,20 @@ def decode_row(form, records, at, level, slot):
 
 
 @njit(**BODY)
-def write_key_of(write):
-    """Return the word that is mixed into the keys of all rows of write number `write`."""
-    return mix(write * GOLDEN + U(1))
+def batch_key(batch_number):
+    """Return the word that is mixed into the noise keys of rows encoded for this batch."""
+    return mix(batch_number * GOLDEN + U(1))
 
 
 @njit(**BODY)
-def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
+def encode_chunks(member, counter, form, level, slots, records, places, keys, batch_number, bad):
     """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first
     invalid entry.
     """
     count = len(slots)
     chunks = len(bad)
     size = U(form.record_bytes)
-    write_key = write_key_of(write)
+    key_of_batch = batch_key(batch_number)
     while True:
         chunk = take(counter)
         if chunk >= chunks:
@@ -169,20 +163,22 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
             j = min(i + AHEAD, last - 1)
             prefetch_slot(form, level, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
-            if not encode_row(form, level, U(slots[i]), records, U(places[i]) * size, keys[i], write_key):
+            if not encode_row(
+                form, level, U(slots[i]), records, U(places[i]) * size, keys[i], key_of_batch
+            ):
                 # The smallest of all chunks is the first invalid entry, whichever thread met it.
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=IS_CACHED)
-def encode(team, form, level, slots, records, places, keys, write, chunks):
+def encode(team, form, level, slots, records, places, keys, batch_number, chunks):
     """Encode every entry; return the first invalid entry, or the number of entries."""
     counter, bad = stack_array(1, np.int64), np.full(chunks, len(slots), np.int64)
     # Run on the team's threads, which are awake. When staging, encoding and decoding ran on a
     # separate pool of threads, a step of 26 tables (D = 64, batch 2,048) took 12.5 ms instead of
     # 6.6.
-    run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
+    run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, batch_number, bad))
     return bad.min()
 
 

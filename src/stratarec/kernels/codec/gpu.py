@@ -24,7 +24,10 @@ NEAREST = tl.constexpr(float(integers.NEAREST))
 
 @triton.jit
 def noise_words(key, column):
-    """Return 32 random bits for each column, the same bits as `kinds.base.words`."""
+    """Return 32 random bits for each column, the bits of `kinds.base.words`.
+
+    `key` is the 64-bit key of a record's noise.
+    """
     word = (key.to(tl.uint32) + column.to(tl.uint32) * STEP) ^ (key >> 32).to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
@@ -90,9 +93,7 @@ def unordered(order):
 
 @triton.jit
 def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return scale, offset and whether they can be stored; the results equal
-    `kinds.integers.parameters`.
-    """
+    """Return scale, offset and whether they can be stored, as `kinds.integers.parameters` does."""
     low, high = low + 0.0, high + 0.0
     levels = tl.zeros_like(low) + LEVELS
     if WIDE:
@@ -128,9 +129,7 @@ def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
 def put_floats(
     records, at, value, key, column, mask, KIND: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr
 ):
-    """Store numbers as fp32, fp16 or bf16; return for each number whether the format can represent
-    it.
-    """
+    """Store numbers as fp32, fp16 or bf16; return for each whether the format represents it."""
     word = value.to(tl.uint32, bitcast=True)
     magnitude = word & 0x7FFFFFFF
     if KIND == FP32:

@@ -54,9 +54,7 @@ class RecordLayout:
 
     @property
     def parameters_at(self) -> int:
-        """Byte of a record at which the scale and the offset begin, right after the encoded
-        weights.
-        """
+        """Byte of a record at which scale and offset begin, right after the encoded weights."""
         return self.kind.weight_bytes(self.width)
 
     @property

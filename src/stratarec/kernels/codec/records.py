@@ -70,9 +70,7 @@ def encode(
 def decode(
     layout: RecordLayout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices
 ) -> None:
-    """Decode ``records[places[i]]`` into ``slots[i]``; shapes are as in `encode`, and slots are
-    distinct.
-    """
+    """Decode ``records[places[i]]`` into the distinct ``slots[i]``; shapes are as in `encode`."""
     threads = team_threads()
     chunks = threads * _CHUNKS_PER_THREAD
     cpu.decode(team_of(threads), layout.form, records.reshape(-1), places, level, slots, chunks)

@@ -19,13 +19,13 @@ def encode(
     row_state: np.float32,
     full_state: Floats,
     key: int,
-    write: int,
+    batch_number: int,
     layout: RecordLayout,
     clock: int = 0,
 ) -> bytes | None:
     """Return the record of one row, or None if the codec cannot represent one of its numbers."""
     width, full = layout.width, layout.full_state * layout.width
-    words = noise(key, write, range(width)) if layout.stochastic else None
+    words = noise(key, batch_number, range(width)) if layout.stochastic else None
     parts = [layout.kind.plain_encode(weights, words, layout.wide_parameters)]
     states = []
     if layout.row_state:
@@ -38,7 +38,7 @@ def encode(
     if layout.full_state:
         states.append((full_state, range(width, width + full)))
     for values, columns in states:
-        narrow = plain_bf16(values, noise(key, write, columns))
+        narrow = plain_bf16(values, noise(key, batch_number, columns))
         parts.append(plain_fp32(values, None, True) if layout.wide_state else narrow)
     parts.append(clock.to_bytes(4, "little") if layout.clock else b"")
     encoded = [part for part in parts if part is not None]

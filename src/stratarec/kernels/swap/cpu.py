@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from stratarec.kernels.cache.cpu import initialize_row
 from stratarec.kernels.codec.cpu import (
     IS_CACHED,
+    batch_key,
     decode_row,
     encode_row,
     prefetch_lines,
     prefetch_slot,
-    write_key_of,
 )
 from stratarec.kernels.random.cpu import key_of
 from stratarec.kernels.runtime.stack import stack_array
@@ -36,9 +36,7 @@ PIECE_ROWS = 128
 
 
 class SwapLists(NamedTuple):
-    """Rows to fetch; table t has ``count[t]`` entries from ``room[t]`` on, which are processed in
-    pieces.
-    """
+    """Rows to fetch: table t has ``count[t]`` entries from ``room[t]`` on, processed in pieces."""
 
     room: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -72,7 +70,7 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 # Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes
 # 6.2.
 @njit(**BODY)
-def swap_row(form, slots, home, t, rows, entry, write_key):
+def swap_row(form, slots, home, t, rows, entry, key_of_batch):
     """Write back the victim, if there is one, and read the row; return whether the codec can
     represent the victim.
 
@@ -85,7 +83,7 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
     if victim >= 0:
         place = U(rows.first[t] + victim)
         valid = encode_row(
-            form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key
+            form, slots, slot, records, place * size, key_of(rows.noise, t, victim), key_of_batch
         )
         # Atomically, because rows of two threads may share a byte.
         set_bit(written, place)
@@ -100,12 +98,12 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
 
 
 @njit(**BODY)
-def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, refused):
+def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, batch_number, refused):
     """Process pieces of the tables' lists; table t has pieces ``pieces[t]:pieces[t + 1]``.
 
     ``refused[piece]`` is set to an entry whose victim the codec cannot represent, if there is one.
     """
-    write_key = write_key_of(write)
+    key_of_batch = batch_key(batch_number)
     while True:
         piece = take(counter)
         if piece >= pieces[-1]:
@@ -124,16 +122,14 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
         for i in range(first, last):
             j = min(i + U(AHEAD), last - U(1))
             prefetch_swap(form, slots, home, slot[j], origin + row[j], origin + victim[j])
-            if not swap_row(form, slots, home, t, rows, (U(slot[i]), row[i], victim[i]), write_key):
+            if not swap_row(form, slots, home, t, rows, (U(slot[i]), row[i], victim[i]), key_of_batch):
                 refused[U(piece)] = i
                 break
 
 
 @njit(nogil=True, cache=IS_CACHED)
-def swap(team, form, slots, home, lists, rows, write):
-    """Swap all listed rows; return the first entry whose victim the codec cannot represent, or
-    -1.
-    """
+def swap(team, form, slots, home, lists, rows, batch_number):
+    """Swap all listed rows; return the first entry whose victim the codec cannot store, or -1."""
     lists = SwapLists(*lists)
     count = lists.count
     pieces = np.zeros(len(count) + 1, np.int64)
@@ -141,7 +137,17 @@ def swap(team, form, slots, home, lists, rows, write):
         pieces[t + 1] = pieces[t] + (count[t] + PIECE_ROWS - 1) // PIECE_ROWS
     # One entry per piece, so that the result does not depend on the timing of threads.
     refused = np.full(pieces[-1], -1)
-    arguments = (stack_array(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
+    arguments = (
+        stack_array(1, np.int64),
+        form,
+        slots,
+        home,
+        lists,
+        pieces,
+        Rows(*rows),
+        batch_number,
+        refused,
+    )
     run_team(team, swap_pieces, arguments)
     for entry in refused:
         if entry >= 0:

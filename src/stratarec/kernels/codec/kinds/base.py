@@ -1,6 +1,4 @@
-"""Common parts of the codecs: their description, a record's layout for kernels, and noise for
-stochastic rounding.
-"""
+"""What codecs share: their description, a record's layout, noise for stochastic rounding."""
 
 from __future__ import annotations
 
@@ -135,9 +133,7 @@ def fraction(word):
 
 @njit(**BODY)
 def unit(base, column):
-    """Return a random float in [0, 1) with 24 bits, a function of the record's key `base` and a
-    column.
-    """
+    """Return a random 24-bit float in [0, 1), a function of a record's key and a column."""
     return fraction(words(base, column))
 
 
@@ -151,9 +147,9 @@ def fits(values, start, D, limit):
     return most <= W(limit)
 
 
-def noise(key: int, write: int, columns: range) -> Words:
-    """Return 32 random bits for each column, a function of (key, write, column), in NumPy."""
-    base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & ((1 << 64) - 1)))
+def noise(key: int, batch_number: int, columns: range) -> Words:
+    """Return 32 random bits for each column, a function of it, `key` and `batch_number`."""
+    base = mix(key ^ mix((batch_number * 0x9E3779B97F4A7C15 + 1) & ((1 << 64) - 1)))
     low, high = base & 0xFFFFFFFF, base >> 32
     word = np.array([((low + column * STEP) & 0xFFFFFFFF) ^ high for column in columns], dtype=np.uint32)
     word = (word ^ (word >> np.uint32(16))) * np.uint32(MIX_1)

@@ -1,6 +1,4 @@
-"""Codecs of floats: IEEE binary32, IEEE binary16, and bfloat16, which is the upper half of a
-binary32.
-"""
+"""Codecs of floats: IEEE binary32, IEEE binary16 and bfloat16, the upper half of a binary32."""
 
 from __future__ import annotations
 
@@ -176,9 +174,7 @@ def from_fp16(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 
 def plain_bf16(values: Floats, word: Words | None, wide: bool = False) -> bytes | None:
-    """Encode bfloat16, rounded by the random bits `word`, or to nearest, ties to even, without
-    them.
-    """
+    """Encode bfloat16, rounded by random bits `word`; without them to nearest, ties to even."""
     if not plain_fits(values, BF16_LIMIT):
         return None
     bits = values.view(np.uint32)

@@ -69,9 +69,7 @@ def extremes(values, start, D):
 
 @njit(**BODY)
 def parameters(low, high, levels, wide):
-    """Return scale and offset as `RecordCodec` defines them, and whether their storage can hold
-    them.
-    """
+    """Return scale and offset as in `RecordCodec`, and whether their storage can hold them."""
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
@@ -126,9 +124,7 @@ def measure(form, values, start, levels, records, at):
 
 @njit(**BODY)
 def code(value, offset, inverse, levels, threshold):
-    """Return the number of steps above the offset, rounded up if more than `threshold` of a step
-    remains.
-    """
+    """Return the steps above the offset, rounded up if more than `threshold` of a step remains."""
     steps = (value - offset) * inverse
     floor = np.int32(steps)
     up = np.int32(1) if steps - F(floor) > threshold else np.int32(0)
