@@ -66,8 +66,7 @@ class HotProfile:
     """The hot rows of a data set for one budget."""
 
     method: Literal["inputs", "accesses"]
-    """``inputs`` if the hot rows make the most inputs hot, ``accesses`` if they have the most
-    lookups per byte.
+    """``inputs`` if the hot rows make most inputs hot; ``accesses`` if chosen by lookups per byte.
     """
     chosen: Point
     rows: Mapping[str, int]
@@ -114,8 +113,9 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSample:
-    """Needs of inputs from randomly chosen row groups: how many first rows of each part each input
-    uses.
+    """Needs of inputs from randomly chosen row groups.
+
+    An input needs the first n rows of a part if they contain all its lookups in the part.
     """
 
     choosing: Needs
@@ -201,7 +201,7 @@ def budgets(dataset: Dataset) -> tuple[Point, ...]:
     Parameters
     ----------
     dataset : Dataset
-        All its rows count as equally large, whatever their width.
+        Data set whose rows are chosen. Each row counts as one byte, whatever its width.
     """
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     if not parts:
@@ -266,9 +266,7 @@ def _choose(parts: Sequence[RowRange], budget_bytes: int, sample: InputSample) -
 
 
 def warn_inherited_ids(dataset: Dataset) -> str:
-    """Return a warning if the data set has a base, whose ids are not ranked by its own counts; else
-    an empty text.
-    """
+    """Return a warning if ids continue those of a base and are not ranked by count, else empty."""
     tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
     if not tables:
         return ""

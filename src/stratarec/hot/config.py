@@ -27,9 +27,7 @@ def _budget(value: Any) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HotConfig:
-    """Rows that never leave level 0, and separate training of the inputs that need only such
-    rows.
-    """
+    """Rows that never leave level 0, and separate batches of inputs that need only such rows."""
 
     budget: Annotated[int | None, BeforeValidator(_budget)] = None
     """Bytes of memory.dram, or of memory.hbm with rows in GPU memory, for hot rows: weights and

@@ -83,7 +83,7 @@ def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:
 
 
 def evenly(hot: int, mixed: int) -> Kinds:
-    """Interleave `hot` hot batches and `mixed` other batches, each kind at equal distances."""
+    """Interleave `hot` hot and `mixed` other batches evenly; return whether each is hot."""
     places = np.concatenate([(np.arange(number) + 0.5) / max(number, 1) for number in (hot, mixed)])
     # At equal positions, the mixed batch is first.
     order = np.lexsort((np.repeat([1, 0], [hot, mixed]), places))
@@ -109,9 +109,7 @@ class NeedsReader:
         self._groups = {name: group for group, names in dataset.groups.items() for name in names}
 
     def of(self, row_group: RowGroup) -> Needs:
-        """Return the needs of all samples in `row_group`, ``[samples, parts]`` int32, in storage
-        order.
-        """
+        """Return the needs of the row group's samples, in order, ``[samples, parts]`` int32."""
         needs = np.zeros((row_group.samples.num_rows, len(self._parts)), dtype=np.int32)
         for feature, table in self._tables.items():
             for place, needed in self._feature(row_group, feature, table):
@@ -119,9 +117,7 @@ class NeedsReader:
         return needs
 
     def _feature(self, row_group: RowGroup, feature: str, table: str) -> Iterator[tuple[int, Needs]]:
-        """Yield the index of each part of a feature's table, and the samples' needs of this
-        part.
-        """
+        """Yield the index of each part of a feature's table, and the samples' needs of it."""
         holder = feature if feature in self._windows else self._groups.get(feature)
         values, start, length = _bags(row_group, feature, holder)
         pointers = None if holder is None else row_group.pointers(holder)
@@ -182,9 +178,7 @@ def are_hot(needs: Needs, hot: Counts) -> NDArray[np.bool_]:
 def _bags(
     row_group: RowGroup, feature: str, holder: str | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Return values, starts and lengths of the distinct bags of a feature; only values if every bag
-    has one id.
-    """
+    """Return values, starts and lengths of distinct bags; only values if all have one id."""
     if holder == feature and feature in row_group.tables:
         windows, values = row_group.tables[feature], row_group.tables[events(feature)]["id"].to_numpy()
         return values, *(windows[name].to_numpy().astype(np.int64) for name in ("start", "length"))
@@ -348,9 +342,7 @@ class HotLoader(Loader):
 def _read_ahead(
     thread: Executor, read: Callable[[int], Classified], numbers: range
 ) -> Iterator[Classified]:
-    """Yield the buffers with the given numbers; the next buffer is read while the caller uses a
-    buffer.
-    """
+    """Yield the buffers with these numbers; the next is read while the caller uses one."""
     following: Future[Classified] | None = None
     for number in numbers:
         current = (following or thread.submit(read, number)).result()

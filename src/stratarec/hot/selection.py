@@ -44,9 +44,7 @@ class RowRange:
     tail: int
     """Number of tail buckets, which are its first rows, and are either all hot or all cold."""
     counts: Counts
-    """``[rows]`` training lookups, descending after the tail buckets unless ids continue an earlier
-    data set.
-    """
+    """``[rows]`` training lookups, descending from row `tail` on unless ids continue a base's."""
 
     @property
     def nbytes(self) -> int:
@@ -217,9 +215,7 @@ def choose_by_inputs(parts: Sequence[RowRange], budget_bytes: int, needs: Needs)
 
 
 def fitting_whole(parts: Sequence[RowRange], budget_bytes: int) -> list[int]:
-    """Return the indices of the smallest parts, which together fit 1 % of the budget: they are not
-    worth cutting.
-    """
+    """Return the indices of the smallest parts that fit 1 % of the budget: not worth cutting."""
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
     total = np.cumsum([parts[place].nbytes for place in order])
     return order[: int(np.searchsorted(total, budget_bytes * _SMALL_SHARE, side="right"))]
@@ -228,13 +224,13 @@ def fitting_whole(parts: Sequence[RowRange], budget_bytes: int) -> list[int]:
 def _lower_thresholds(parts: Sequence[RowRange], budget_bytes: int, needs: Needs) -> Counts:
     cuts = [thresholds(part) for part in parts]
     levels = np.stack([np.searchsorted(cut, needs[:, place]) for place, cut in enumerate(cuts)], axis=1)
-    peel = _Peel(parts, cuts, levels.astype(np.int16))
-    while peel.used > budget_bytes:
-        peel.step(peel.used - budget_bytes)
-    return np.array([cut[level] for cut, level in zip(cuts, peel.level, strict=True)], dtype=np.int64)
+    search = _ThresholdSearch(parts, cuts, levels.astype(np.int16))
+    while search.used > budget_bytes:
+        search.step(search.used - budget_bytes)
+    return np.array([cut[level] for cut, level in zip(cuts, search.level, strict=True)], dtype=np.int64)
 
 
-class _Peel:
+class _ThresholdSearch:
     """Thresholds of all parts, which are lowered step by step.
 
     Parameters
@@ -262,7 +258,7 @@ class _Peel:
         # threshold are contiguous.
         self._order = np.argsort(levels, axis=0, kind="stable").astype(np.int32).T.copy()
         self._first = np.pad(np.cumsum(self._inputs, axis=1), ((0, 0), (1, 0)))
-        self._alive = np.ones(len(levels), dtype=bool)
+        self._is_hot = np.ones(len(levels), dtype=bool)
 
     @property
     def used(self) -> int:
@@ -281,17 +277,17 @@ class _Peel:
         # If several steps lose no input, the step that frees the most bytes is chosen.
         cost = np.where(freed > 0, (lost + 1e-9) / np.maximum(freed, 1), np.inf)
         place, level = np.unravel_index(np.argmin(cost), cost.shape)
-        self._lose(int(place), int(level))
+        self._lower(int(place), int(level))
 
-    def _lose(self, place: int, level: int) -> None:
+    def _lower(self, place: int, level: int) -> None:
         """Lower part number `place` to threshold number `level`; inputs that need more of its rows
         become cold.
         """
         inputs = self._order[
             place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]
         ]
-        inputs = inputs[self._alive[inputs]]
-        self._alive[inputs] = False
+        inputs = inputs[self._is_hot[inputs]]
+        self._is_hot[inputs] = False
         self.level[place] = level
         if len(inputs):
             for part, column in enumerate(self._levels[inputs].T):
