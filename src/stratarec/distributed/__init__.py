@@ -1,3 +1,1 @@
-"""Training in several processes (ranks): placement of rows, and exchange of ids, rows and
-gradients.
-"""
+"""Training in several processes (ranks): placement of rows; exchange of ids, rows and gradients."""

@@ -162,9 +162,7 @@ class Channel:
         return gathered
 
     def gather_floats(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the float64 `numbers` of every rank, ``[ranks][n]``; a collective with the same n
-        on all ranks.
-        """
+        """Gather float64 `numbers`, ``[ranks][n]``, a collective; all ranks have the same n."""
         gathered: list[list[float]] = self._gather_equal(
             torch.tensor(numbers, dtype=torch.float64), never
         ).tolist()

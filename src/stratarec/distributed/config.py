@@ -16,9 +16,7 @@ ExchangeKind = Literal["auto", "flat", "sptt"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Connections between the processes of a run, and the division of work. It has no effect for a
-    single process.
-    """
+    """Connections between the processes of a run, if it has several, and the division of work."""
 
     timeout: float = 60.0
     """Seconds that a rank waits for the others before it fails."""
@@ -31,9 +29,7 @@ class DistributedConfig:
     are equal and its steps are shorter, as measured on each rank and predicted for
     ``distributed.network``, else ``flat``. Both train the same model, up to rounding."""
     network: str = "1Gbit"
-    """Bandwidth from a host to the other hosts, such as ``25Gbit``. Only ``exchange: auto`` uses
-    it.
-    """
+    """Bandwidth from a host to other hosts, such as ``25Gbit``; only ``exchange: auto`` uses it."""
     sharding: ShardingKind = "auto"
     """``table``: each table is on one rank. ``row``: the rows of each table are divided among all
     ranks, or with ``sptt`` among the ranks of a host. ``auto``: complete tables where the load of

@@ -168,9 +168,7 @@ class RollCall:
                 self._store.set(_BROKEN, reason)
 
     def linger(self) -> None:
-        """If the store ends with this process, wait until the others have read why this rank
-        ended.
-        """
+        """If the store ends with this process, wait until others have read why this rank ended."""
         if not (self._leaves and self._holds_store):
             return
         limit = time.monotonic() + _LINGER_SECONDS
@@ -223,9 +221,7 @@ class RollCall:
     def _gather(
         self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False
     ) -> None:
-        """Store this rank's content. Wait until all ranks have stored theirs, unless `leave` is
-        true.
-        """
+        """Store this rank's content, and wait for that of all ranks unless `leave` is true."""
         self._store.set(f"{key}/{self._rank}", content)
         deadline, counted = time.monotonic() + timeout, self._store.add(key, 1)
         while counted < self._ranks and not leave:

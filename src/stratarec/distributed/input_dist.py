@@ -25,9 +25,7 @@ from stratarec.kernels.collate import outside
 from stratarec.kernels.unique import number_distinct
 
 WORDS = 3
-"""Number of counts of a request (`RowRequest.counts`), which a rank sends before the request
-itself.
-"""
+"""Number of counts of a request (`RowRequest.counts`), which a rank sends before the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +54,7 @@ class RowRequest:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Number of bags, number of ids, and 1 if every bag has one id, so that lengths are not
-        sent.
-        """
+        """Number of bags, number of ids, and 1 if every bag has one id, without lengths."""
         return self.bags, self.ids.numel(), int(self.lengths is None)
 
 
@@ -169,9 +165,7 @@ class Requests:
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[RowRequest]) -> Tensor:
-        """Return the message to one owner: ``[n]`` lengths and ids of its requests `asked`, one per
-        stream.
-        """
+        """Return the message to one owner, ``[n]``: lengths and ids of its requests `asked`."""
         parts = [part for request in asked for part in (request.lengths, request.ids) if part is not None]
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
@@ -215,9 +209,7 @@ def join_requests(
 
 
 def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
-    """Return the lengths of a stream's bags in the joined batch; a stream without pooling is one
-    bag.
-    """
+    """Return the bag lengths of a stream in the joined batch; without pooling it is one bag."""
     if stream.kind != "pooled":
         return torch.tensor([sum(request.ids.numel() for request in asked)])
     return torch.cat(

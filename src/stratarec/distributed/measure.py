@@ -23,9 +23,7 @@ _SIZE, _ROUNDS = 8, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Latency of an exchange among ranks in seconds: `alpha`, plus `alpha_peer` for each other
-    rank.
-    """
+    """Seconds of latency of an exchange among ranks: `alpha`, plus `alpha_peer` per other rank."""
 
     alpha: float
     alpha_peer: float

@@ -177,9 +177,7 @@ class Mesh:
 
 
 def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
-    """Return the error for the first rank whose settings differ from the settings of rank 0, or
-    None.
-    """
+    """Return the error for the first rank whose settings differ from those of rank 0, or None."""
     for rank, mine in enumerate(settings):
         other = first_difference(mine, settings[0])
         if other is not None and other.field.startswith(_VERSIONS):
@@ -346,9 +344,7 @@ def _connected(
 
 
 def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: RollCall) -> Mesh:
-    """Return the mesh of the ranks in the part that contains this rank, with channels for ids and
-    rows.
-    """
+    """Return the mesh of the part that contains this rank, with channels for ids and rows."""
     mine = next(ranks for ranks in parts if rank in ranks)
     mesh = Mesh.alone()
     if len(mine) == 1:
@@ -429,9 +425,7 @@ def starts() -> int:
 
 
 def holds_store(rank: int) -> bool:
-    """Whether this process holds the store of all ranks. If no rank holds it, torchrun's agent
-    does.
-    """
+    """Whether this process holds the store of all ranks; if none does, torchrun's agent does."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 

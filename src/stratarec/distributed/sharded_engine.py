@@ -352,9 +352,7 @@ class ShardedRows:
         return self.part(name, 0, rows)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return a copy of weights and state of rows ``first:last`` of the table `name`, on every
-        rank.
-        """
+        """Return copies of weights and state of rows ``first:last`` of `name`, on every rank."""
         sharding, channel = self._sharding, self._channel
         owners, local = sharding.owner(name, np.arange(first, last, dtype=np.int64))
         counts = np.bincount(owners, minlength=channel.ranks).tolist()

@@ -135,9 +135,7 @@ class Sharding:
         return max(-(-(table.num_embeddings - behind) // place.ranks), 0)
 
     def configs(self, rank: int) -> list[EmbeddingBagConfig]:
-        """Return the configurations of the tables with rows on rank `rank`, in the order of all
-        tables.
-        """
+        """Return the configurations of tables with rows on rank `rank`, in the order of tables."""
         configs = []
         for table in self.tables:
             rows = self.rows_on(table, rank)
@@ -435,9 +433,7 @@ class _Ranks:
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
     def refine(self, unsplit: Sequence[TableLoad]) -> None:
-        """Move single tables away from the slowest rank, as long as both ranks of a move get faster
-        than it was.
-        """
+        """Move single tables away from the slowest rank while both ranks get faster than it was."""
         # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its
         # time if many tables are equal.
         for _ in range(4 * len(unsplit)):

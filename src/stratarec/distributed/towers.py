@@ -412,9 +412,7 @@ _TYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
-    """Pack the JSON value `header` and int32 or int64 `arrays` as flat uint8; `unpacked` is the
-    inverse.
-    """
+    """Pack JSON data `header` and int32 or int64 `arrays` as flat uint8; see `unpacked`."""
     shapes = [(str(array.dtype).removeprefix("torch."), array.numel()) for array in arrays]
     head = json.dumps([header, shapes]).encode()
     # Arrays begin at multiples of 8 bytes, as their types require.

@@ -128,9 +128,7 @@ class Wire:
         return torch.from_numpy(out)
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Decode `content`, the output of `encode`, to flat float32 rows; `spans` are their
-        shapes.
-        """
+        """Decode `content`, the output of `encode`, to flat float32 rows of the shapes `spans`."""
         if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)

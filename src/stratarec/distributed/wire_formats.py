@@ -1,6 +1,4 @@
-"""Number formats of rows and gradients between ranks: an entry of `WIRES` each. Recipes read them
-without torch.
-"""
+"""Number formats of rows and gradients between ranks (`WIRES`); recipes read them without torch."""
 
 from __future__ import annotations
 

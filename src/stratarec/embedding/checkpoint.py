@@ -47,7 +47,7 @@ _Small = Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
 
 
 class RowsFile(Model):
-    """A file of rows; see `stores.row_files`."""
+    """A file of rows (`stores.row_files`)."""
 
     name: Annotated[str, pydantic.Field(pattern=r"^rows-\d{6,12}\.safetensors$")]
     rows: Count
@@ -55,7 +55,7 @@ class RowsFile(Model):
 
 
 class Segment(Model):
-    """A segment of an SSD store; see `stores.ssd_segments`."""
+    """A segment of an SSD store; fields are those of `stores.ssd_segments.SegmentEntry`."""
 
     slot: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
     sequence: Annotated[int, pydantic.Field(ge=1, lt=10**10)]
@@ -83,17 +83,21 @@ class RowsHome(_Files):
 
 
 class SsdHome(_Files):
-    """Records of an SSD store; see `stores.ssd_layout`."""
+    """Records of an SSD store, in the layout that `stores.ssd_layout.SsdLayout` describes."""
 
     format: Literal[2]
     layout: Literal["log"]
     rows: _Positive
     record_bytes: _Small
     tag_bytes: Literal[4, 8]
+    """Bytes of a cell's tag."""
     block_bytes: _Small
     per_block: _Small
+    """Cells per block."""
     segment_blocks: _Positive
+    """Blocks per segment."""
     slots: _Positive
+    """Maximum number of segments at once."""
     buffer_blocks: _Positive
     segments: tuple[Segment, ...]
 
@@ -407,9 +411,7 @@ def initialize_tables(
 
 
 def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the groups equal the groups of the checkpoint, except for additional rows at the end
-    of tables.
-    """
+    """Whether groups equal those of the checkpoint, except for more rows at the end of tables."""
     if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
         return False
     for group, manifest in zip(groups, manifests, strict=True):
@@ -445,9 +447,7 @@ _CHUNK_ROWS = 1 << 16
 
 
 Transfer = Iterator[tuple[str, Indices, FloatRows, Indices]]
-"""Table name, row numbers in the complete table, values, and the position of each row in these
-values.
-"""
+"""Table name, row numbers in the complete table, values, and each row's position in the values."""
 
 
 def _write(
@@ -527,9 +527,7 @@ def _initialize_from(
 def _initial_rows(
     group: TableGroup, table: EmbeddingBagConfig, seen: NDArray[np.uint8], total: int, key: int
 ) -> Iterator[tuple[Indices, FloatRows]]:
-    """Yield the rows of an earlier table of `total` rows that are not marked in `seen`, with their
-    initial values.
-    """
+    """Yield the earlier table's rows (of `total`) that `seen` lacks, with their initial values."""
     for rows in row_chunks(total):
         absent = ~test_bits(seen, rows)
         if not absent.any():

@@ -105,9 +105,7 @@ class FloatRows:
                 ]
 
     def to_records(self) -> NDArray[np.uint8]:
-        """Return ``[S, bytes]`` uint8: the bytes of each row's weights, state and clock, one after
-        another.
-        """
+        """Return ``[S, bytes]`` uint8: weights, state and clock of each row, in this order."""
         parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
         return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
 
@@ -250,9 +248,7 @@ class RecordCodec:
 
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
-        """Return the codec of a checkpoint's `identity`; CheckpointError if this version does not
-        support it.
-        """
+        """Return the codec of an `identity`; `CheckpointError` if it is not supported."""
         if identity.get("format") != FORMAT:
             number = identity.get("format")
             fault = newer_format(number, FORMAT) or f"format {number!r}, this version reads format {FORMAT}"

@@ -91,9 +91,7 @@ class LookedUp(Generic[AnyHandle]):
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Gradients of `outputs` after a backward pass, as `LookupEngine.update_rows` needs
-        them.
-        """
+        """Gradients of `outputs` after a backward pass, as for `LookupEngine.update_rows`."""
         grads = (torch.zeros_like(part) if part.grad is None else part.grad for part in self.outputs)
         return [self._level0.from_network(grad.float().contiguous()) for grad in grads]
 
@@ -446,9 +444,7 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
 
 
 class FusedLookup(torch.autograd.Function):
-    """Autograd function: forward pools, backward updates tables and returns gradients of per-sample
-    weights only.
-    """
+    """Autograd function: pools, then updates tables; gradients are for per-sample weights only."""
 
     @staticmethod
     def forward(

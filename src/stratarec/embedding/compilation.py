@@ -36,8 +36,9 @@ _MOST_SECONDS = 60
 
 
 def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> Callable[[], None]:
-    """Start to compile kernels of rows in DRAM, unless Numba's cache has the update; return a
-    function that waits.
+    """Compile the kernels that update rows in DRAM by a child process, if Numba's cache lacks them.
+
+    Returns a function that waits until the child process has ended.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> C
 
 def _wait(running: list[int]) -> None:
     while running:  # called before each update of rows
-        # the user's code may have waited for all child processes
+        # The user's code may have waited for all child processes.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pop(), 0)
 

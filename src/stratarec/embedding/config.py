@@ -14,9 +14,7 @@ from stratarec.kernels.policies import POLICIES
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Part of a larger table: row r of the part is row ``first + r * stride`` of the complete
-    table.
-    """
+    """Part of a larger table: its row r is row ``first + r * stride`` of the complete table."""
 
     first: int
     stride: int
@@ -115,9 +113,7 @@ CachePolicy: TypeAlias = Annotated[str, OneOf(policy_names)]
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
-    """Precision of rows outside level 0. In level 0, where rows are trained, every row is
-    float32.
-    """
+    """Precision of rows outside level 0. In level 0, where rows are trained, they are float32."""
 
     kind: CodecKind = "fp32"
     """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""

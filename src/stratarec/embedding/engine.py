@@ -462,8 +462,8 @@ class Engine(LookupEngine[StagedBatch]):
         """Pool a batch of `size` samples from the staged bags of each table group; return the
         output of `look_up`.
 
-        If `with_room`, rows of zeros may follow the rows of a sequence feature, so that sizes are
-        those of a class.
+        If `with_room`, rows of zeros may follow the rows of a sequence feature, so that the number
+        of its rows is one of a few sizes (`rings.room_for`).
         """
         rows, pooled = list[Tensor](), self.level0.empty(size, self._columns)
         for tables, part in zip(self.tables, staged, strict=True):
@@ -477,15 +477,11 @@ class Engine(LookupEngine[StagedBatch]):
 
     @property
     def queued(self) -> bool:
-        """Whether steps can be queued as a whole, because all rows are trained in the memory of a
-        device.
-        """
+        """Whether whole steps can be queued, because all rows are trained in a device's memory."""
         return bool(self.tables) and all(tables.memory.queued for tables in self.tables)
 
     def begin(self, handle: StagedBatch) -> None:
-        """Queue the operations before a step of the batch `handle`, and apply the steps that its
-        rows missed.
-        """
+        """Queue the work before a step of `handle`, and apply the steps that its rows missed."""
         self.health.require()
         handle.look_up(self.in_flight)
         try:
@@ -498,9 +494,7 @@ class Engine(LookupEngine[StagedBatch]):
             raise
 
     def row_numbers(self, step: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the numbers of a step of the row optimizer, counted from 0, and the constants of
-        all steps.
-        """
+        """Return the row optimizer's parameters for `step` alone, and those for all steps."""
         return row_numbers(self.step_clock.rule_of(step))
 
     def queue_updates(
@@ -515,7 +509,7 @@ class Engine(LookupEngine[StagedBatch]):
         gradients : sequence of Tensor
             Gradients of the outputs of `pool_staged`.
         numbers : Tensor
-            First numbers of `row_numbers`, as float32 on the device.
+            First result of `row_numbers`, as float32 on the device.
         ok : Tensor
             ``[1]`` int32 on the device. If it is 0, the step changes nothing.
         """

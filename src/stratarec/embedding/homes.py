@@ -29,9 +29,7 @@ class NewStore(NamedTuple):
     budget_bytes: int = 0
     """Maximum file space of an SSD store; 0 for all free disk space."""
     frequent: Sequence[tuple[int, int]] = ()
-    """For each table, its first row and the number of its rows whose records an SSD store keeps in
-    DRAM.
-    """
+    """First row of each table, and how many of its rows' records an SSD store keeps in DRAM."""
 
 
 class Home(NamedTuple):

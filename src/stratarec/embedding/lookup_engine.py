@@ -263,9 +263,7 @@ class InFlightBatches:
             self._open[number] = self._unused[number] = None
 
     def look_up(self, number: int) -> None:
-        """Record a lookup; `TrainingError` unless `number` is the first batch that was not looked
-        up yet.
-        """
+        """Record a lookup; `TrainingError` unless `number` is the first batch not looked up yet."""
         with self._lock:
             first = self.unused()
             if first != number:
@@ -451,9 +449,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @property
     def lookahead(self) -> int:
-        """Number of batches to stage ahead in training; 0 if every row is in DRAM, where that gains
-        nothing.
-        """
+        """Number of batches to stage ahead in training; 0 if all rows are in DRAM (no gain)."""
         return 0 if self.resident and not self.level0.on_device else self.tiers.lookahead
 
     # Clocks
@@ -540,9 +536,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``tables.<name>.<part>`` and its view, for every table that is completely in level
-        0.
-        """
+        """Yield ``tables.<name>.<part>`` and its view for every table completely in level 0."""
 
     @abstractmethod
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
@@ -581,9 +575,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def bytes_by_memory(self) -> dict[str, int]:
-        """Return the bytes in use now in ``dram``, ``mapped`` files, ``block`` files and GPU memory
-        (``hbm``).
-        """
+        """Return memory (``dram``, ``mapped``, ``block``, ``hbm``) -> bytes in use now."""
 
     @abstractmethod
     def bytes_by_part(self) -> dict[str, int]:

@@ -55,9 +55,7 @@ class ScheduleConfig:
     kind: ScheduleKind = "constant"
     """Kind of the decay after warm-up, a key of `SCHEDULES`."""
     warmup_steps: int = 0
-    """Number of warm-up steps, over which the factor rises linearly from ``1 / warmup_steps`` to
-    1.
-    """
+    """Number of warm-up steps; the factor rises linearly in them from ``1 / warmup_steps`` to 1."""
     total_steps: int = 0
     """Step at which the decay ends; 0 means the end of the run."""
     final_factor: float = 0.0
@@ -81,9 +79,7 @@ class ScheduleConfig:
         return not self.total_steps and self.kind != "constant"
 
     def of_run(self, steps: int) -> ScheduleConfig:
-        """Return the schedule with `total_steps` set to `steps`, the length of the run, if it
-        depends on the length.
-        """
+        """Return the schedule for a run of `steps`, which sets `total_steps` if it is 0."""
         return replace(self, total_steps=steps) if self.follows_run else self
 
     def require_steps(self) -> None:
@@ -178,9 +174,7 @@ class RowOptimizerConfig:
 
     @property
     def state_shape(self) -> dict[str, int]:
-        """State in addition to weights: floats per row, floats per weight, and whether rows have
-        clocks.
-        """
+        """Optimizer state: floats per row, floats per weight, and whether rows have clocks."""
         return {
             "row_state": bool(self.row_state),
             "full_state": len(self.full_state),
@@ -255,7 +249,7 @@ class StepClock:
 
     @property
     def rule(self) -> RowUpdate:
-        """Parameters of the next step."""
+        """Parameters of the row optimizer in the next step."""
         return self.rule_of(self.step)
 
     def rule_of(self, step: int, scale: float = 1.0) -> RowUpdate:
@@ -300,9 +294,7 @@ class StepClock:
 
     @property
     def missed(self) -> Missed | None:
-        """The steps that rows may have missed; None if a step changes only the rows of its
-        batch.
-        """
+        """Steps that rows may have missed; None if a step changes only the rows of its batch."""
         if not self.optimizer.clocked:
             return None
         from stratarec.kernels.update import Missed, step_numbers

@@ -124,14 +124,15 @@ _WORDS = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
 
 class _Parts(NamedTuple):
-    """Parts of a buffer: tensors, then parts of each group by name; words that the host sends, and
-    all words.
-    """
+    """Parts of a buffer, in this order."""
 
     tensors: tuple[Part, ...]
     groups: tuple[dict[str, Part], ...]
+    """Parts of each table group, by name."""
     sent: int
+    """Number of words that the host sends."""
     total: int
+    """Number of all words."""
 
 
 @lru_cache(maxsize=256)
@@ -183,8 +184,7 @@ class BatchLists:
     rows: Tensor
     """``[N]`` int32 slots of the lookups."""
     offsets: Tensor | None
-    """``[pooled features * B + 1]`` int32, first lookup of each bag; None if every bag has one
-    id.
+    """``[pooled features * B + 1]`` int32 first lookup of each bag; None if all bags have one id.
     """
     share: Tensor | None
     """``[N]`` float32 weights of the lookups."""

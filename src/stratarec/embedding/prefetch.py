@@ -120,9 +120,7 @@ class Prefetcher(Generic[Item]):
 
     @property
     def drained(self) -> bool:
-        """Whether no item after the last returned one is staged, or will be before the next
-        request.
-        """
+        """Whether no further item is staged, or will be before the next request."""
         with self._changed:
             return not self._ready and (
                 self._thread is None or self._ended or self._returned == self._limit

@@ -22,9 +22,7 @@ from stratarec.kernels.runtime.accelerator import Driver
 
 
 class StepOrder:
-    """Order of steps and moves in host memory, where each operation has ended when the next one
-    begins.
-    """
+    """Order of steps and moves in host memory: each operation ends before the next begins."""
 
     streams: tuple[Any, ...] = ()
     """Streams that read and write the buffers of batches, except the upload stream."""
@@ -171,9 +169,7 @@ def room_for(count: int) -> int:
 
 
 def sequence_room(count: int) -> int:
-    """Return the number of rows of a sequence feature with `count` lookups on a device: the last
-    row is zeros.
-    """
+    """Return the rows of a sequence feature with `count` lookups on a device; the last is zeros."""
     return room_for(count + 1)
 
 

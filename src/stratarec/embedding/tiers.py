@@ -34,9 +34,7 @@ class TableTier:
     cache_rows: int
     """Slots of level 0 for this table, including the overflow area."""
     hot_rows: int = 0
-    """Number of hot rows: the first rows of the table, which have permanent slots in addition to
-    the cache.
-    """
+    """Number of hot rows: first rows of the table, with permanent slots besides the cache."""
     dram_rows: int = 0
     """Number of first rows whose records are in DRAM although the table's home is a ``log``."""
 
@@ -46,9 +44,7 @@ class TableTier:
 
 @dataclass(frozen=True, kw_only=True)
 class TierConfig:
-    """Device of level 0, and the tables outside of it; all other tables are in level 0, in
-    float32.
-    """
+    """Device of level 0, and the tables outside of it; other tables are in level 0, in float32."""
 
     device: str = "cpu"
     """Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``, on which the

@@ -1,6 +1,4 @@
-"""Conversion of table configurations and keyed jagged tensors from TorchRec, which is imported when
-needed.
-"""
+"""Conversion from TorchRec's table configurations and jagged tensors, imported when needed."""
 
 from __future__ import annotations
 

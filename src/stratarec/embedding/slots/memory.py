@@ -1,6 +1,4 @@
-"""The interface of slots, which is the same for every device, and the parts that slots on a device
-share.
-"""
+"""The interface of slots, the same for every device, and the parts that slots on a device share."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ Tensors = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class StagedBags:
-    """Bags of one table group that a `SlotMemory` has staged: ids are valid and must not change any
-    more.
-    """
+    """Bags of one table group that a `SlotMemory` has staged: ids are valid and must not change."""
 
     layout: GroupLayout
     bags: BagBatch
@@ -128,9 +124,7 @@ class SlotMemory(Protocol):
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
     def pool(self, staged: StagedBags, out: Tensor) -> None:
-        """Pool the rows of the batch `staged` into the group's columns of `out` ``[B,
-        columns]``.
-        """
+        """Pool the rows of batch `staged` into the group's columns of `out` ``[B, columns]``."""
 
     def gather(self, staged: StagedBags, feature: int) -> Tensor:
         """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros
@@ -171,9 +165,9 @@ class SlotMemory(Protocol):
         staged, gradients
             As for `update`.
         numbers : Tensor
-            First numbers of `Engine.row_numbers`, as float32 on the device.
+            First result of `Engine.row_numbers`, as float32 on the device.
         constants : tuple of float
-            Second numbers of `Engine.row_numbers`.
+            Second result of `Engine.row_numbers`.
         ok : Tensor
             ``[1]`` int32 on the device. If it is 0, the step changes nothing.
         """
@@ -210,9 +204,7 @@ class SlotMemory(Protocol):
         """
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` ``[n, D]`` and named optimizer state of slots ``first:last``, sharing
-        their memory.
-        """
+        """Return views of slots ``first:last``: ``weight`` ``[n, D]``, optimizer state by name."""
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
         """Write initial weights of all rows of `table` to slots ``first:last``: a function of `key`
@@ -227,9 +219,7 @@ class SlotMemory(Protocol):
         """
 
     def clear_state(self) -> None:
-        """Set optimizer state and clocks of all slots to 0, the values of rows that were never
-        trained.
-        """
+        """Set optimizer state and clocks of all slots to 0, as of rows that were never trained."""
 
     # Moves
 
@@ -312,9 +302,7 @@ class SlotDevice:
         return rows if self.on_device else self.transfers.up(rows)
 
     def from_network(self, gradient: Tensor) -> Tensor:
-        """Return a gradient on the device of the rows, valid once ``transfers.wait`` has
-        returned.
-        """
+        """Return a gradient on the rows' device, valid once ``transfers.wait`` has returned."""
         return gradient.detach() if self.on_device else self.transfers.down(gradient)
 
 
@@ -358,9 +346,7 @@ def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig
 
 
 def require_unchanged(place: int) -> None:
-    """Raise a `TrainingError` if a kernel read an invalid id at `place`, which is -1 if there was
-    none.
-    """
+    """Raise a `TrainingError` if a kernel read an invalid id at `place` (-1: none did)."""
     # Ids were checked when the batch was staged. Kernels skip an invalid id and report it at no
     # cost.
     if place >= 0:

@@ -170,9 +170,7 @@ class NumberedRecords(RecordStore):
         clear_bits(self._changed)
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores accept each other's
-        checkpoints.
-        """
+        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores read each other's checkpoints."""
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
         # Before rows are replaced: if that fails, the next checkpoint must not build on either
@@ -192,9 +190,7 @@ class NumberedRecords(RecordStore):
 
 
 class ArrayRecords(NumberedRecords):
-    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write
-    directly.
-    """
+    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may write."""
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         super().__init__(*array.shape)

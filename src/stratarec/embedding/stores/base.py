@@ -28,13 +28,9 @@ class StoreBytes:
     """Memory that a store actually occupies."""
 
     dram_bytes: int
-    """Bytes of DRAM: records, bitmaps, locations, buffers. Pages that were never touched do not
-    count.
-    """
+    """Bytes of records, bitmaps, locations and buffers in DRAM, without pages never touched."""
     block_bytes: int
-    """Bytes of file space in the store's directory; files that only checkpoints reference are not
-    included.
-    """
+    """Bytes of file space in the store's directory, without files that only checkpoints use."""
     device_bytes: int = 0
     """Bytes in the memory of a device."""
 
@@ -61,9 +57,7 @@ class RecordStore(Protocol):
     kind: str
     """A key of `HOMES`."""
     array: NDArray[np.uint8] | None
-    """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else
-    None.
-    """
+    """``[R, record_bytes]`` if records are directly addressable (dram, mapped), else None."""
 
     @property
     def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
@@ -134,9 +128,7 @@ class RecordStore(Protocol):
 def check_rows(
     store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.uint8] | None = None
 ) -> None:
-    """Raise `ValueError` unless rows and records have the shapes, types and range that a store
-    accepts.
-    """
+    """Raise `ValueError` unless the store accepts these arrays: shape, dtype, range of rows."""
     if rows.ndim != 1 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
         raise ValueError(
             f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension"

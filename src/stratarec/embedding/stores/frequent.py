@@ -40,9 +40,7 @@ class FrequentRecords(DramRecords):
         super().__init__(rows=int(self._count.sum()), record_bytes=record_bytes)
 
     def places(self, rows: Ints) -> Ints:
-        """Return the place of each of `rows` among the frequent rows, ``[n]`` int64; -1 for other
-        rows.
-        """
+        """Return the index of each of `rows` among the frequent rows, ``[n]`` int64, or -1."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         inside = rows - self._first[table]
         return np.where((inside >= 0) & (inside < self._count[table]), self._start[table] + inside, -1)
@@ -57,9 +55,7 @@ class FrequentRecords(DramRecords):
         return places, present
 
     def copy(self, rows: Ints, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Copy the records that are in DRAM to `out`; return ``[n]`` bool, true for these
-        records.
-        """
+        """Copy the records that are in DRAM to `out`; return ``[n]`` bool, true for these."""
         places, present = self.locate(rows)
         if present.any():
             bit_rows.gather(self._array, np.maximum(places, 0), present, out)

@@ -151,9 +151,7 @@ def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDAr
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """Raise `CheckpointError` if `path` is missing, is not a regular file, or its hash is not
-    `expected`.
-    """
+    """Raise `CheckpointError` unless `path` is a regular file with the hash `expected`."""
     try:
         actual = file_hash(regular_file_below(path.parent, path.name))
     except OSError as error:
@@ -211,7 +209,7 @@ _MOST_FILES = 64
 
 
 class _Note(Model):
-    """Identifies the checkpoint of an array that the files in the same directory belong to."""
+    """File that identifies the checkpoint to which the other files of its directory belong."""
 
     format: Literal[2]
     token: Hash

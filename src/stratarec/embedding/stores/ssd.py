@@ -176,9 +176,7 @@ class SsdRecords:
         raise ValueError("an SSD store's records are not addressable memory; call write instead")
 
     def _spill(self) -> None:
-        """Make room in the write buffer; compact if file space is exhausted or amplification
-        exceeds its bound.
-        """
+        """Make room in the write buffer; compact if files have no room or too many dead cells."""
         self._with_room(self._front.make_room)
         with self._lock:
             self.segments.close_retired()
@@ -229,9 +227,7 @@ class SsdRecords:
             self._compact_while(lambda: True)
 
     def _compact_quietly(self) -> None:
-        """Compact in the background thread, one segment at a time, so that a checkpoint does not
-        wait long.
-        """
+        """Compact in the background, a segment at a time, so that a checkpoint waits briefly."""
         due = True
         while due:
             with self._moving:

@@ -1,6 +1,4 @@
-"""Layout of an SSD store: cells in blocks, blocks in segments, and the location of each row in
-DRAM.
-"""
+"""Layout of an SSD store: cells in blocks, blocks in segments, locations of rows in DRAM."""
 
 from __future__ import annotations
 
@@ -120,9 +118,7 @@ class SsdLayout:
 
     @property
     def segmentation(self) -> dict[str, Any]:
-        """Values that determine how blocks are numbered across segments, and with them the
-        locations.
-        """
+        """Values that determine how blocks are numbered across segments, and so the locations."""
         return {name: getattr(self, name) for name in ("segment_blocks", "slots", "buffer_blocks")}
 
     @property

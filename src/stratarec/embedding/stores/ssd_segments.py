@@ -101,9 +101,7 @@ class SegmentFiles:
         for path in directory.glob("segment-*.log"):
             path.unlink()
         self.alignment = direct_alignment(directory) if self._direct else 0
-        """Reads begin and end at multiples of this: the device's logical block, or 0 without direct
-        reads.
-        """
+        """Alignment of reads: the device's logical block, or 0 without direct reads."""
         if self._direct and not self.alignment:
             self._direct = 0
             warnings.warn(
@@ -190,9 +188,7 @@ class SegmentFiles:
             raise storage_error(self.path(slot), error) from error
 
     def remove(self, slot: int) -> None:
-        """Remove the segment in `slot`, which has no live rows; its file stays open until
-        `close_retired`.
-        """
+        """Remove the segment in `slot`, without live rows; `close_retired` closes its file."""
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
         # Unlinked at once, so space is freed when the last read ends; a checkpoint has its own
         # link.
@@ -216,9 +212,7 @@ class SegmentFiles:
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
-        """Add a checkpoint's segment, which `entry` describes, through a hard link to its file
-        `source`.
-        """
+        """Add the segment `entry` of a checkpoint through a hard link to its file `source`."""
         path = self.directory / entry.name
         # A separate link, because compaction removes the file of an empty segment; the checkpoint
         # keeps its own link.
@@ -238,9 +232,7 @@ class SegmentFiles:
         self.close_retired()
 
     def damage(self, slot: int, block: int) -> StorageError:
-        """Return the error for block number `block` of the segment in `slot`, which could not be
-        read.
-        """
+        """Return the error for unreadable block number `block` of the segment in `slot`."""
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
@@ -262,9 +254,7 @@ _ALIGNMENTS = (512, BLOCK_ALIGNMENT)
 
 
 def direct_alignment(directory: Path) -> int:
-    """Return the alignment at which files in `directory` can be read around the page cache; 0 if
-    they cannot.
-    """
+    """Return the alignment for reads around the page cache in `directory`; 0 if impossible."""
     path, block = directory / "direct-probe", mmap.mmap(-1, BLOCK_ALIGNMENT)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o600)
@@ -292,9 +282,7 @@ def _can_read(descriptor: int, block: mmap.mmap, size: int) -> bool:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file; raise the process's limit of open files if necessary and allowed, as each
-    segment is a file.
-    """
+    """Open a file; if necessary and allowed, raise the limit of open files (one per segment)."""
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
@@ -462,18 +450,14 @@ _MOST_LIVE = 0.95
 
 
 def dead_weight(segments: SegmentFiles, most_amplification: float) -> bool:
-    """Whether the segments have more than `most_amplification` cells per live row, apart from four
-    segments.
-    """
+    """Whether there are over `most_amplification` cells per live row, four segments not counted."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 4 * segments.layout.segment_blocks * segments.layout.per_block
     return cells > most_amplification * int(segments.live.sum()) + free
 
 
 def background_due(segments: SegmentFiles, most_amplification: float) -> bool:
-    """Whether the background thread should compact: the space bound is near, or few slots are
-    free.
-    """
+    """Whether the background thread should compact: space is near its bound, or slots are few."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 2 * segments.layout.segment_blocks * segments.layout.per_block
     # Two segments instead of the four of `dead_weight`: the thread should finish before writers

@@ -57,9 +57,7 @@ _MOST_SAMPLES = 128
 
 @dataclass
 class RowTraffic:
-    """Number of rows fetched into slots and evicted so far, and samples of how many rows single
-    batches need.
-    """
+    """Numbers of rows fetched and evicted so far, and samples of the rows that batches need."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -92,9 +90,7 @@ class RowTraffic:
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
-    """Return ``(table, feature name)`` for every feature of the tables `configs`, in the order of
-    `group_layout`.
-    """
+    """Return ``(table, feature name)`` of all features, in the order of `group_layout`."""
     return [(table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)]
 
 
@@ -286,9 +282,7 @@ class TableGroup(ABC):
         """Record that a step has changed, or will change, the rows of the batch `staged`."""
 
     def bags(self, features: KeyedJagged) -> BagBatch:
-        """Return the bags of these tables' features in the batch `features`; the arrays are
-        shared.
-        """
+        """Return the bags of these tables' features in batch `features`, sharing the arrays."""
         key = self._key_places(features.keys)
         return BagBatch(
             values=features.values.numpy(),
@@ -300,9 +294,7 @@ class TableGroup(ABC):
         )
 
     def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return the position in `keys` of each feature of the group; cached, since batches have
-        the same keys.
-        """
+        """Return the position in `keys` of each feature of the group; cached for equal keys."""
         # Read and replaced as one tuple: one thread may stage batches while another reads one with
         # other keys.
         cached_keys, positions = self._places
@@ -344,9 +336,7 @@ class TableGroup(ABC):
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return rows ``first:last`` of the table `name` with their optimizer state, all steps
-        applied.
-        """
+        """Return rows ``first:last`` of table `name` with optimizer state, all steps applied."""
 
     @abstractmethod
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
@@ -414,9 +404,7 @@ class TableGroup(ABC):
 
     @abstractmethod
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the group with this `manifest`, the result of `save`, has the same layout of rows
-        as this group.
-        """
+        """Whether the group of `manifest`, a result of `save`, has the row layout of this one."""
 
     @property
     def grows(self) -> bool:
@@ -432,7 +420,7 @@ class TableGroup(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
-        """Bytes in use now, by part."""
+        """Bytes in use now, by purpose, such as ``level0``, ``metadata`` or ``home_block``."""
 
     @property
     def file_memory(self) -> str:
@@ -474,9 +462,7 @@ class TableNumbers:
         """One more than the largest number."""
 
     def to_files(self, rows: Indices) -> Indices:
-        """Convert `rows` of the group, ``[n]`` int64, to their numbers in files; the order is
-        kept.
-        """
+        """Convert `rows` of the group, ``[n]`` int64, to their numbers in files, in this order."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         return (table << _BITS) + rows - self._first[table]
 

@@ -138,9 +138,7 @@ class Directory:
         return np.arange(self.layout.slots, self.slots, dtype=np.int64)
 
     def locate_hot(self, rows: Indices) -> Indices:
-        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows that are
-        not hot.
-        """
+        """Return the slot of each of `rows` (of the group), ``[n]`` int64; -1 if not hot."""
         tables = self.tables_of(rows)
         return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
@@ -181,9 +179,7 @@ class Directory:
         kernel.undo(self.state, staging, self.workspace)
 
     def locate(self, rows: Indices) -> Indices:
-        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows at
-        home.
-        """
+        """Return the slot of each of `rows` (of the group), ``[n]`` int64; -1 for rows at home."""
         tables = self.tables_of(rows)
         return kernel.locate(self.layout, self.state, tables, rows - self.layout.first_row[tables])
 
@@ -194,9 +190,7 @@ class Directory:
         return kernel.Moves(rows=rows, slots=slots, tables=tables, keys=keys)
 
     def tables_of(self, rows: Indices) -> NDArray[np.int32]:
-        """Return the table's index in the group for each of `rows`, ``[n]`` int64 rows of the
-        group.
-        """
+        """Return the index of the table of each of `rows` (of the group), ``[n]`` int64."""
         return (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
 
     # Stamps and tags at rest
@@ -226,9 +220,7 @@ class Directory:
                 yield slots + first
 
     def rows_in(self, slots: Indices) -> Indices:
-        """Return the row of the group that is in each of `slots`, ``[n]`` int64; -1 for empty
-        slots.
-        """
+        """Return the row (of the group) in each of `slots`, ``[n]`` int64; -1 for empty slots."""
         rows = np.empty(len(slots), dtype=np.int64)
         hot = slots >= self.layout.slots
         tables, ids = self.layout.hot_slots.rows_in(slots[hot])
@@ -325,9 +317,7 @@ class Fetched:
     incoming: kernel.Moves
     """Rows and their slots, n of them."""
     records: Records | Tensor
-    """``[n, record_bytes]`` uint8 records of these rows; or all records of the home, indexed by
-    row.
-    """
+    """``[n, record_bytes]`` uint8 records of these rows, or all records of the home, by row."""
     present: NDArray[np.bool_]
     """``[n]`` whether a row has a record; other rows get their initial values."""
 
@@ -468,9 +458,7 @@ class Mover(ABC):
 
 
 class AddressableHome(Mover):
-    """Mover for stores in addressable memory: it writes a slot's evicted row and reads its new row
-    in one pass.
-    """
+    """Mover for addressable stores: one pass writes a slot's evicted row and reads its new one."""
 
     @property
     def _array(self) -> Records:

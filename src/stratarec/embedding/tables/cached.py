@@ -109,9 +109,7 @@ class CachedTables(TableGroup):
         """Do nothing: the stamps of slots show which rows changed."""
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
-        """Count the distinct rows of a batch that are in each table's cache. Hot rows are not in
-        it.
-        """
+        """Count the distinct rows of a batch in each table's cache; hot rows are not in it."""
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
         ends, starts = self.layout.table_start.tolist(), self.directory.layout.slot_start
         distinct = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
@@ -248,9 +246,7 @@ class CachedTables(TableGroup):
         return records, current
 
     def rows_in_slots(self, name: str, first: int, last: int) -> Indices:
-        """Return the rows among ``first:last`` of the table `name` that are in a slot,
-        ascending.
-        """
+        """Return the rows among ``first:last`` of table `name` that are in a slot, ascending."""
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
