@@ -109,9 +109,7 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Te
 
 
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32. The arguments are as in
-    `pair_sums`.
-    """
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32; see `pair_sums`."""
     if isinstance(pairs, DevicePairs):
         return take_rows(samples.float(), pairs.samples) * take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
@@ -140,9 +138,7 @@ def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Te
 # Every pair refers to the row of its event. When keys and rows were copied to every sample and
 # padded, deduplication gained nothing: 655 ms a step with it and 650 without, on one thread.
 def _run(name: str, pairs: Pairs, split: int, width: int, out: Tensor, *inputs: Any) -> Tensor:
-    """Run the kernel `name`, which writes to `out`, and return `out`; its threads share `split`
-    samples or events.
-    """
+    """Run the kernel `name`, whose threads share `split` samples or events; return `out`."""
     threads = team_threads()
     rows = pairs.first.numpy(), pairs.offsets.numpy(), width, tile_size(split, threads, least=64)
     arrays = [flat(part) if isinstance(part, Tensor) else part for part in (*inputs, out)]
@@ -206,9 +202,7 @@ PLAIN, PRODUCT, SCALED = 0, 1, 2
 
 
 class PairRows(NamedTuple):
-    """Arrays of `Pairs`, floats of a row, and number of samples (or events) that a thread processes
-    at a time.
-    """
+    """Arrays of `Pairs`, floats of a row, and samples (or events) that a thread takes at a time."""
 
     first: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -239,9 +233,7 @@ def combine(member, lanes, one_block, counter, pairs, times, samples, events, ou
 
 @njit(**BODY)
 def term_of(lanes, term, terms, p, right, place, D):
-    """Return one block of the term of a pair: in `terms` the block starts at `p`, in `right` at
-    `place`.
-    """
+    """Return one block of a pair's term: it begins at `p` in `terms` and at `place` in `right`."""
     literally(lanes)
     if term == PLAIN:
         return load(terms, p, lanes)
@@ -277,9 +269,7 @@ def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events
 
 @njit(**BODY)
 def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples, out):
-    """Set out[e] to the sum of the terms of event e's pairs; a thread adds a tile of events at a
-    time.
-    """
+    """Set out[e] to the sum of the terms of event e's pairs; threads add tiles of events."""
     literally(lanes)
     D = U(lanes if one_block else pairs.width)
     first = pairs.first
@@ -309,9 +299,7 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
 
 @njit(**BODY)
 def dots(member, lanes, one_block, counter, pairs, samples, events, out):
-    """Set out[p] to the dot product of samples[b] and events[e], for every pair p of a sample b and
-    an event e.
-    """
+    """Set out[p] to the dot product of samples[b] and events[e] for every pair p."""
     literally(lanes)
     D = U(lanes if one_block else pairs.width)
     first = pairs.first
@@ -334,9 +322,7 @@ def dots(member, lanes, one_block, counter, pairs, samples, events, out):
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and
-    cached on disk.
-    """
+    """Return the kernels for blocks of `lanes` floats, compiled when called, cached on disk."""
 
     @njit(nogil=True, cache=True)
     def run_combine(team, pairs, times, samples, events, out):
@@ -386,9 +372,7 @@ def reference_pair_products(samples: Tensor, events: Tensor, sample: Tensor, eve
 def reference_pair_pool(
     weights: Tensor, events: Tensor, sample: Tensor, event: Tensor, samples: int
 ) -> Tensor:
-    """Return for each of `samples` samples the sum of ``weights[p] * events[e]`` over its pairs,
-    ``[B, D]``.
-    """
+    """Return the sums of ``weights[p] * events[e]`` over the pairs of each sample, ``[B, D]``."""
     return weights.new_zeros(samples, events.shape[1]).index_add(
         0, sample, weights.unsqueeze(1) * events[event]
     )

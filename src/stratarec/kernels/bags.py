@@ -64,9 +64,7 @@ class BagBatch:
 
     @property
     def compiled(self) -> tuple[Any, ...]:
-        """Fields of `Bags` as a plain tuple; passing a named tuple to a kernel takes twice as
-        long.
-        """
+        """Fields of `Bags` as a plain tuple, twice as fast to pass to a kernel as a named one."""
         # Not cached: the lock of a cached property in Python 3.11 takes longer than building the
         # tuple.
         return (
@@ -111,23 +109,17 @@ class GroupLayout:
 
     @cached_property
     def pooled(self) -> slice | NDArray[np.int64]:
-        """Indices of the pooled features. If all features are pooled, a slice, which copies
-        nothing.
-        """
+        """Indices of the pooled features; a slice, which copies nothing, if all are pooled."""
         return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
 
     @cached_property
     def nowhere(self) -> NDArray[np.int64]:
-        """Zeros ``[F]``, the starts of the gradients of sequence features in a batch without
-        sequences.
-        """
+        """Zeros ``[F]``: starts of gradients of sequence features in a batch without sequences."""
         return np.zeros(len(self.sequence), dtype=np.int64)
 
     @cached_property
     def lines(self) -> bool:
-        """Whether pooled rows fill complete cache lines, provided that each sample of the output
-        starts at one.
-        """
+        """Whether pooled rows fill whole cache lines if samples of the output start at one."""
         return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
 
     def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
@@ -142,9 +134,7 @@ class GroupLayout:
 
 
 def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
-    """Return the number of lookups of each table of `group` in the batch `bags`, ``[tables]``
-    int64.
-    """
+    """Return the number of lookups in `bags` of each table of `group`, ``[tables]`` int64."""
     if bags.offsets is None:
         return np.diff(group.table_start) * bags.batch
     first = bags.key[group.table_features] * bags.batch
@@ -159,9 +149,7 @@ def first_falling(offsets: NDArray[np.int64], total: int) -> int:
 
 
 def first_outside(group: GroupLayout, bags: BagBatch) -> int:
-    """Return the first position in ``bags.values`` of an id outside its table in `group`; -1 if
-    there is none.
-    """
+    """Return the first position in ``bags.values`` of an id outside its table, or -1."""
     filled = NO_LIMITS if bags.filled is None else bags.filled
     return int(_first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
 
@@ -239,9 +227,7 @@ class Features(NamedTuple):
 
 @njit(**BODY)
 def share(length, mean):
-    """Return the factor of each lookup in a bag of `length` ids: ``1 / length`` for a mean,
-    otherwise 1.
-    """
+    """Return the factor of lookups in a bag of `length` ids: ``1 / length`` for a mean, else 1."""
     return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
 
 
@@ -256,9 +242,7 @@ def span(bags, key):
 
 @njit(nogil=True, cache=True)
 def _first_outside(bags, filled, key, rows, sequence):
-    """Return the first position of an id outside [0, `rows` of its feature), or -1 if there is
-    none.
-    """
+    """Return the first position of an id outside [0, `rows` of its feature), or -1."""
     bags = Bags(*bags)
     for f in range(len(key)):
         begin, end = span(bags, key[f])

@@ -18,8 +18,9 @@ _pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, t
 
 
 def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sum equal parts of flat float32 `values` on all threads; a remainder shorter than a part is
-    left out.
+    """Return the sums of equal parts of flat `values`, four parts per thread, on all threads.
+
+    A remainder shorter than a part is left out.
     """
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
     _sum_parts(values, out)
@@ -27,8 +28,9 @@ def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: int) -> NDArray[np.float32]:
-    """Sum `rows` of flat `values`, which has rows of `width` numbers, in equal parts on all
-    threads.
+    """Return the sums of equal parts of `rows`, four parts per thread, on all threads.
+
+    `values` is flat, and row r has the `width` numbers from ``r * width`` on.
     """
     if len(rows) and int(rows.max()) * width + width > len(values):
         raise ConfigError(f"row {rows.max()} of width {width} is outside {len(values)} values")
@@ -89,9 +91,7 @@ def _sum_rows(values, rows, width, out):
 
 @njit(nogil=True, cache=True)
 def _read_blocks(descriptor, address, size, offsets):
-    """Read `size` bytes at each offset to `address`; return the number of complete reads before an
-    incomplete one.
-    """
+    """Read `size` bytes at each offset to `address`; return how many reads were complete."""
     for i in range(len(offsets)):
         if _pread(descriptor, address, size, offsets[i]) != size:
             return i

@@ -195,9 +195,7 @@ FIXED = 11
 
 
 class Clicks(NamedTuple):
-    """N clicks in order of time: ``[N]`` times and hashes, and ``[N, C]`` hashes of contexts, 0
-    where missing.
-    """
+    """N clicks by time: ``[N]`` times and hashes, ``[N, C]`` hashes of contexts (0: missing)."""
 
     times: NDArray[np.int64]
     users: NDArray[np.uint64]
@@ -268,9 +266,7 @@ def _get(keys, counts, key):
 
 @njit(nogil=True, cache=True)
 def _expire(queue, low, end, oldest, keys, counts):
-    """Subtract the clicks before `oldest` from the counts; return the position of the first click
-    that remains.
-    """
+    """Subtract clicks before `oldest` from counts; return the first position that remains."""
     while low < end and queue.times[low] < oldest:
         for key in queue.keys[low]:
             if key:

@@ -76,9 +76,7 @@ def order_segments(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: i
 def scatter_rows(
     matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], places: Any
 ) -> None:
-    """Set ``out[i, places[j]] = matrix[rows[i], j]`` for C-contiguous matrices; rows and places are
-    not checked.
-    """
+    """Set ``out[i, places[j]] = matrix[rows[i], j]``, C-contiguous, without checking indices."""
     _scatter_rows(matrix.reshape(-1), matrix.shape[1], rows, out.reshape(-1), out.shape[1], places)
 
 
@@ -377,9 +375,7 @@ def _end_bags(values, count, missing, offsets):
 
 @njit(nogil=True, cache=True)
 def _order_segments(starts, chosen, size, out):
-    """Write the positions of the segments `chosen`; segment r begins at starts[r] and ends at the
-    next start.
-    """
+    """Write the positions of the segments `chosen`; segment r ends where the next one begins."""
     at, last = U(0), len(starts) - 1
     for segment in chosen:
         for place in range(starts[segment], starts[segment + 1] if segment < last else size):
@@ -561,9 +557,7 @@ def _least_and_total(sizes):
 
 
 def reference_number_pointers(pointers: list[int]) -> tuple[list[int], list[int]]:
-    """Return the number of each pointer in the order of first appearance, and the distinct
-    pointers.
-    """
+    """Return the number of each pointer in order of first appearance, and the distinct pointers."""
     used = list(dict.fromkeys(pointers))
     return [used.index(pointer) for pointer in pointers], used
 
@@ -574,9 +568,7 @@ def reference_covered(windows: list[tuple[int, int]]) -> list[int]:
 
 
 def reference_join_bags(parts: list[list[list[list[int]]]], size: int) -> list[list[int]]:
-    """Concatenate the bags ``parts[p][f]`` of all features; each feature is padded with empty bags
-    to `size`.
-    """
+    """Concatenate bags ``parts[p][f]``; each feature is padded with empty bags to `size`."""
     return [bag for part in parts for bags in part for bag in bags + [[]] * (size - len(bags))]
 
 

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 _LF, _CR = 10, 13
 WHOLE, STRAY, RETURN = 0, 1, 2
-"""Fault of a record: none; a misplaced quote; an unquoted carriage return that does not end the
-line.
-"""
+"""Fault of a record: none; a misplaced quote; an unquoted carriage return inside the record."""
 
 
 class Records(NamedTuple):

@@ -41,9 +41,7 @@ def copy_parts(source: Tensor, target: Tensor, parts: Parts) -> None:
 
 @njit(nogil=True, cache=True)
 def _copy_parts(source, target, parts):
-    """Set ``target[to + r * to_stride + d] = source[at + r * at_stride + d]`` for every
-    rectangle.
-    """
+    """Copy the rectangles `parts`, ``[P, 6]`` int64, from flat `source` to flat `target`."""
     for p in range(len(parts)):
         rows, width = U(parts[p, 0]), U(parts[p, 1])
         at = U(parts[p, 2])

@@ -62,9 +62,7 @@ class SegmentColumns:
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
-        """Copy the spans of each segment to all its samples, in place; return `pooled`, ``[B,
-        W]``.
-        """
+        """Copy each segment's spans to all its samples, in place; return `pooled`, ``[B, W]``."""
         first, width = _pieces(self._spans)
         _expand(team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width)
         return pooled
@@ -188,9 +186,7 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
 
 @njit(nogil=True, cache=True)
 def _find_segments(inverse, starts, finer):
-    """Write `starts`, and all positions where neighbours differ, to `finer`; return their
-    number.
-    """
+    """Write `starts`, and positions where neighbours differ, to `finer`; return their number."""
     count = U(0)
     for segment in range(U(len(starts) - 1)):
         for b in range(U(starts[segment]), U(starts[segment + U(1)])):
@@ -320,9 +316,7 @@ def _gather_windows(team, rows, width, start, length, longest, tile, out):
 
 @njit(**BODY)
 def scatter_tiles(member, counter, gradient, width, start, length, longest, tile, out, values):
-    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that contain e,
-    ascending.
-    """
+    """Set out[e] to the sum of gradient[u, e - start[u]] over windows u with e, ascending."""
     D = U(width)
     while True:
         low = take(counter) * tile

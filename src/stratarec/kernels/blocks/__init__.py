@@ -84,9 +84,7 @@ class ReadRequest(NamedTuple):
 
 
 class ReadBuffers(NamedTuple):
-    """Buffers of the reads in flight; each read has one entry, or one equal part, of every
-    array.
-    """
+    """Buffers of reads in flight; each read has one entry or one equal part of every array."""
 
     spans: NDArray[np.int64]
     """``[depth, 4]``: cells and bytes of each read (`reads.FIRST`, `LAST`, `BEGIN`, `SIZE`)."""

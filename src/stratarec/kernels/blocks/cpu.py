@@ -38,17 +38,13 @@ def term(word, i):
 
 @njit(nogil=True, cache=True, inline="always")
 def checksum_bits(shape):
-    """Return a mask of the bits of a cell's first word that contain the checksum; a tag of 4 bytes
-    has the others.
-    """
+    """Return a mask of the bits of a cell's first word that hold the checksum, not the tag."""
     return U(0xFFFFFFFF) if shape.tag_words == 1 else ~U(0)
 
 
 @njit(nogil=True, cache=True)
 def checksum(words, first, shape, sequence, cell):
-    """Return the checksum of the cell at ``words[first]``, which is number `cell` of its
-    segment.
-    """
+    """Return the checksum of the cell at ``words[first]``, number `cell` of its segment."""
     start, bits = U(first), checksum_bits(shape)
     total = term(words[start] & ~bits, 0)
     # A sum of independent products vectorizes; a chained hash would wait for each word. The
@@ -79,9 +75,7 @@ def seal(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True)
 def first_damaged(words, shape, blocks, sequence, first_block):
-    """Return the index of the first of `blocks` blocks in `words` that is damaged, or -1 if all are
-    intact.
-    """
+    """Return the index of the first damaged one of `blocks` blocks in `words`, or -1."""
     for b in range(blocks):
         for k in range(shape.per_block):
             first = b * shape.block_words + k * shape.cell_words
@@ -270,9 +264,7 @@ def read_checked(descriptor, sequence, first, blocks, words, shape):
 
 @njit(nogil=True, cache=True)
 def verify_segment(descriptor, sequence, first, last, scratch, shape):
-    """Read and verify blocks [first, last) of a segment; return -1, or the number of a failed
-    block.
-    """
+    """Read and verify blocks [first, last) of a segment; return a failed block, or -1."""
     most = len(scratch) // shape.block_words
     while first < last:
         count = min(most, last - first)

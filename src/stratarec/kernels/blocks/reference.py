@@ -9,9 +9,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def checksum(cell: bytes, tag_bytes: int, sequence: int, number: int) -> int:
-    """Return the checksum of cell `number` of segment `sequence`; its first `tag_bytes` bytes are
-    taken as zeros.
-    """
+    """Return the checksum of a cell, whose first `tag_bytes` bytes are taken as zeros."""
     total, content = 0, bytes(tag_bytes) + cell[tag_bytes:]
     for i in range(len(content) // 8):
         word = int.from_bytes(content[i * 8 : i * 8 + 8], "little")
@@ -29,9 +27,7 @@ def pack(
     sequence: int,
     first: int,
 ) -> bytes:
-    """Return a block with the given records, by row, in their order; `first` is its first cell's
-    number.
-    """
+    """Return a block with these records, by row, in order; `first` is its first cell's number."""
     block = b""
     tags_and_records = [(row + 1, record) for row, record in records.items()]
     for k in range(block_bytes // cell_bytes):

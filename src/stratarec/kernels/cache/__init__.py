@@ -28,9 +28,7 @@ PROBES = cpu.PROBES
 
 @dataclass(frozen=True)
 class HotSlots:
-    """Rows with permanent slots. These slots follow the slots of all caches; arrays have one entry
-    per table.
-    """
+    """Rows with permanent slots, after the slots of all caches; arrays have an entry per table."""
 
     rows: Ints
     """Number of hot rows; they are the first rows of the table."""
@@ -39,9 +37,7 @@ class HotSlots:
 
     @classmethod
     def of(cls, rows: Ints, slots: int) -> HotSlots:
-        """Return the hot slots of the first `rows` of each table; they follow `slots` other
-        slots.
-        """
+        """Return the hot slots of the first `rows` of each table; they follow `slots` others."""
         return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
@@ -55,9 +51,7 @@ class HotSlots:
         return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return the index of the table and the row of this table in each of `slots`, ``[n]`` int64
-        hot slots.
-        """
+        """Return the table's index and its row in each of `slots`, ``[n]`` int64 hot slots."""
         tables = np.searchsorted(self.start, slots, side="right") - 1
         return tables, slots - self.start[tables]
 
@@ -127,15 +121,11 @@ class CacheState:
     stamps: NDArray[np.int32]
     """``[S + PADDING]`` stamp of each slot; -1 if it was never used."""
     reach: Ints
-    """Number of overflow sets per table that a lookup must search; 0 if the overflow area is
-    empty.
-    """
+    """Number of overflow sets per table that a lookup searches; 0 without an overflow area."""
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
-        """Return a state in which all slots of `layout` are free; their stamp -1 is older than any
-        batch.
-        """
+        """Return a state in which all slots of `layout` are free, with a stamp before any batch."""
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
         return cls(tags, stamps, np.zeros(len(layout.sets), dtype=np.int64))

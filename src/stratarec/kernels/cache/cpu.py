@@ -37,9 +37,7 @@ LINE = 16
 
 
 class Lookups(NamedTuple):
-    """Lookups of a batch, positions of the group's features among the batch's keys, and features of
-    each table.
-    """
+    """Lookups of a batch, keys of the group's features, and features of each table."""
 
     bags: Bags
     key: NDArray[np.int64]
@@ -61,9 +59,7 @@ class Places(NamedTuple):
 
 
 class Area(NamedTuple):
-    """The slots of one table: first slot, number of cache sets, and number of overflow sets, which
-    follow them.
-    """
+    """The slots of one table: first slot, number of cache sets, then of overflow sets."""
 
     start: int
     sets: int
@@ -82,9 +78,7 @@ class State(NamedTuple):
 # A horizon replaces pins that the backward pass releases. With pins, evictions, and therefore
 # rounding, depended on how far the training had progressed.
 class BatchStamps(NamedTuple):
-    """Stamp of the batch, and horizon: slots with this stamp or a later one are in use and must not
-    be reused.
-    """
+    """Stamp of the batch, and horizon: slots with this or a later stamp are in use."""
 
     batch: int
     horizon: int
@@ -106,9 +100,7 @@ class StageLists(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """One table's part of the lists of rows to fetch: row, slot, and the row that leaves the slot
-    (-1 for none).
-    """
+    """One table's rows to fetch: row, slot, and the row that leaves the slot (-1 for none)."""
 
     row: NDArray[np.int64]
     slot: NDArray[np.int64]
@@ -141,9 +133,7 @@ def spread(row, sets):
 
 @njit(**BODY)
 def spread_overflow(row, sets):
-    """Return the first overflow set to search for a row; the hash is independent of the hash of
-    `spread`.
-    """
+    """Return the first overflow set to search for a row, by another hash than that of `spread`."""
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
@@ -156,9 +146,7 @@ def prefetch_set(tags, stamps, first, ways):
 
 @njit(**BODY)
 def find_way(tags, first, ways, tag):
-    """Return 1 + the way of `tag` in the set whose first slot is `first`, or 0 if the tag is not in
-    the set.
-    """
+    """Return 1 + the way of `tag` in the set that starts at slot `first`, or 0 if it is absent."""
     way = find_equal(tags, first, tag)
     block = U(LANES)
     while block < U(ways) and way == block:
@@ -184,9 +172,7 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 @njit(**BODY)
 def find_slot(tags, area, row, reach):
-    """Return the slot of `row` in its table, or -1; only the row's first `reach` overflow sets are
-    searched.
-    """
+    """Return the slot of `row` in its table, or -1; `reach` overflow sets are searched."""
     first = U(area.start) + spread(row, area.sets) * U(area.ways)
     way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)
@@ -211,9 +197,7 @@ def oldest(state, start, ways, horizon):
 
 @njit(**BODY)
 def last(state, start, ways, horizon):
-    """Return the slot with the largest id in the set that starts at `start`, or -1 if all slots are
-    in use.
-    """
+    """Return the slot with the largest id in the set from `start` on, or -1 if all are in use."""
     first, before = U(start), np.int32(horizon)
     tag = largest_below(state.tags, state.stamps, first, U(ways), before)
     for block in range(U(LANES), U(ways), U(LANES)):
@@ -222,9 +206,7 @@ def last(state, start, ways, horizon):
 
 
 def by_score(policy):
-    """Return a compiled function that returns the slot with the largest score in a set, or -1 if
-    all are in use.
-    """
+    """Return a compiled function: slot of a set with the largest score, -1 if all are in use."""
     score = njit(**BODY)(policy.score)
 
     @njit(**BODY)
@@ -243,9 +225,7 @@ def by_score(policy):
 
 
 def chooser(policies, code=0):
-    """Return a compiled function that chooses by the policy with a number; it tests the number once
-    per set.
-    """
+    """Return a compiled function that chooses a slot of a set by the policy of a given number."""
     # Vector code, because the search is most of the time of a miss.
     default = oldest if policies[0].keeps == "recent" else last
     first = default if policies[0].score is None else by_score(policies[0])
@@ -445,9 +425,7 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, result,
 
 @njit(nogil=True, cache=IS_CACHED)
 def stage(team, lookups, places, state, stamps, lists, result, out):
-    """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes
-    twice as long.
-    """
+    """Run `stage_tables` with a team; plain tuples take half the time of named ones to unpack."""
     bags, key, table_start, table_features = lookups
     arguments = (
         stack_array(1, np.int64),

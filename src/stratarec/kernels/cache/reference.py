@@ -26,17 +26,13 @@ class Slot:
 
 @dataclass
 class TableCache:
-    """Cache of one table: `sets` cache sets and `overflow_sets` overflow sets of `ways` slots
-    each.
-    """
+    """Cache of one table: `sets` cache sets and `overflow_sets` overflow sets of `ways` slots."""
 
     sets: int
     overflow_sets: int
     ways: int
     rank: Callable[[Slot], tuple[int, int]]
-    """Returns the rank of a slot; of the slots that are not in use, the one with the smallest rank
-    is evicted.
-    """
+    """Rank of a slot: of those not in use, the slot with the smallest rank is evicted."""
     slots: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:

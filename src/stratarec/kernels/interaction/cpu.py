@@ -50,9 +50,7 @@ class Samples(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch of each thread: a sample's vectors, the gradient of its product matrix, and its
-    vectors' gradients.
-    """
+    """Scratch of a thread: a sample's vectors, gradient of its products, gradients of vectors."""
 
     vectors: NDArray[np.float32]
     square: NDArray[np.float32]
@@ -61,9 +59,7 @@ class Scratch(NamedTuple):
 
 @njit(**BODY)
 def copy(lanes, source, begin, target, start, count):
-    """Copy `count` floats from ``source[begin:]`` to ``target[start:]``; `count` is a multiple of
-    `lanes`.
-    """
+    """Copy `count` floats, a multiple of `lanes`, from ``source[begin:]`` to ``target[start:]``."""
     literally(lanes)
     for d in range(U(0), U(count), U(lanes)):
         store(target, U(start) + d, load(source, U(begin) + d, lanes))
@@ -71,9 +67,7 @@ def copy(lanes, source, begin, target, start, count):
 
 @njit(**BODY)
 def product(lanes, scratch, one, other, width):
-    """Return one block of partial sums of the dot product of two vectors; their `total` is the dot
-    product.
-    """
+    """Return partial sums of a dot product of two vectors, one block; `total` adds them up."""
     literally(lanes)
     products = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
     for d in range(U(lanes), width, U(lanes)):
@@ -119,9 +113,7 @@ def lay_side_by_side(lanes, samples, b, scratch):
 
 @njit(**BODY)
 def forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out[b] to dense[b], then the dot products x_i . x_j for i = 1 .. V - 1 and j < i, then
-    zeros.
-    """
+    """Set out[b] to dense[b], the dot products x_i . x_j for 1 <= i < V and j < i, and zeros."""
     literally(lanes)
     first, width, columns = samples.first, samples.width, samples.columns
     D, V = U(lanes if one_block else width), U(samples.vectors)
@@ -223,9 +215,7 @@ class SegmentProducts(NamedTuple):
 
 @njit(**BODY)
 def pick(lanes, source, row, features, chosen, scratch, place, D):
-    """Copy the vectors `chosen` of a row of `source` side by side into `scratch`, from vector
-    number `place` on.
-    """
+    """Copy vectors `chosen` of a row of `source` to `scratch`, from vector number `place` on."""
     literally(lanes)
     for k in range(U(len(chosen))):
         copy(lanes, source, (row * features + U(chosen[k])) * D, scratch, (place + k) * D, D)
@@ -364,9 +354,7 @@ def segment_backward(
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return both passes for blocks of `lanes` floats. Each is compiled at its first call and
-    cached on disk.
-    """
+    """Return both passes for blocks of `lanes` floats, compiled when called and cached on disk."""
 
     @njit(nogil=True, cache=True)
     def forward_of_all(team, samples, out):

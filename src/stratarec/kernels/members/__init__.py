@@ -48,9 +48,7 @@ class Mask(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Members ``first:last``, of which each uses the first ``widths[l]`` outputs of hidden layer
-    l.
-    """
+    """Members ``first:last``; each uses the first ``widths[l]`` outputs of hidden layer l."""
 
     first: int
     last: int
@@ -92,9 +90,7 @@ class Layout:
         self.undropped = np.zeros(self.members, np.int16), np.ones(self.members, np.float32)
 
     def split(self, place: int, values: Tensor, samples: int) -> list[Tensor]:
-        """Return views ``[members, B, outputs]`` of the outputs of hidden layer `place`, one for
-        each group.
-        """
+        """Return the outputs of hidden layer `place`: views ``[members, B, outputs]``, by group."""
         views, begin = [], 0
         for group in self.groups:
             size = (group.last - group.first, samples, group.widths[place])
@@ -246,9 +242,7 @@ class _Members(torch.autograd.Function):
 
 
 class _Layer(NamedTuple):
-    """A hidden layer in one batch: inputs and outputs of each group, and arguments of its
-    kernels.
-    """
+    """A hidden layer in one batch: inputs, outputs and kernel arguments of each group."""
 
     before: list[Tensor]
     after: list[Tensor]
@@ -261,9 +255,7 @@ class _Layer(NamedTuple):
 
 
 def _parts(layout: Layout, place: int, weight: Tensor) -> list[Tensor]:
-    """Return the part of the weight of hidden layer `place` that each group uses, or of its
-    gradient.
-    """
+    """Return the part of the weight of hidden layer `place`, or its gradient, of each group."""
     parts = []
     for group in layout.groups:
         inputs = group.widths[place - 1] if place else weight.shape[1]
@@ -306,9 +298,7 @@ _NO_BITS = np.empty(0, np.int16)
 
 
 def _drops(layout: Layout, masks: Sequence[Mask], place: int) -> tuple[Any, ...]:
-    """Return the fields of `cpu.Hidden` that say which outputs of hidden layer `place` are
-    dropped.
-    """
+    """Return the fields of `cpu.Hidden` for dropping outputs of hidden layer `place`."""
     if not masks:
         return _NO_BITS, *layout.undropped
     return _flat(masks[place].bits), masks[place].limit, masks[place].scale

@@ -117,9 +117,7 @@ def find_bin(fields, b, n):
 
 @njit(**BODY)
 def fill(member, lanes, counter, fields, out, logits):
-    """Write the inputs of each member, ``[K, B, N + F, D]``, and its first-order terms, ``[B,
-    K]``.
-    """
+    """Write each member's inputs, ``[K, B, N + F, D]``, and first-order terms, ``[B, K]``."""
     literally(lanes)
     B = fields.samples
     K = fields.members
@@ -372,9 +370,7 @@ def run_differentiate(team, layer, values, weight, logits, gradient, bias, weigh
 
 @cache
 def kernels(lanes: int) -> SimpleNamespace:
-    """Return kernels for blocks of `lanes` floats, which divide the width of rows. Each is cached
-    on disk.
-    """
+    """Return kernels for blocks of `lanes` floats, a divisor of the width, cached on disk."""
 
     @njit(nogil=True, cache=True)
     def run_fill(team, fields, out, logits):

@@ -1,6 +1,4 @@
-"""Eviction policies of the row cache. Each is a module of this folder and an entry of
-`POLICIES`.
-"""
+"""Eviction policies of the row cache, each a module of this folder and an entry of `POLICIES`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An eviction policy: which row of a full set the cache evicts, and what the planner expects of
-it.
-"""
+"""An eviction policy: which row of a full set is evicted, and what the planner expects of it."""
 
 from __future__ import annotations
 

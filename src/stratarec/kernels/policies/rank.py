@@ -1,6 +1,4 @@
-"""Evict the row with the largest id, which is the least frequent one if ids are ranked by
-frequency.
-"""
+"""Evict the row with the largest id, the least frequent one if ids are ranked by frequency."""
 
 from __future__ import annotations
 

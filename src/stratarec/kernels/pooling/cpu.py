@@ -372,9 +372,7 @@ def _tile(count, threads):
 
 
 def _shape(tile, batch, features, threads):
-    """Return the number of samples and of features per task: all features, unless that gives too
-    few tasks.
-    """
+    """Return samples and features per task: all features, unless that gives too few tasks."""
     tiles = -(-batch // tile)
     if threads == 1 or tiles >= 4 * threads:
         return tile, features

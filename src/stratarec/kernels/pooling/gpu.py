@@ -30,9 +30,7 @@ def pool(
     SINGLE: tl.constexpr,
     BY: tl.constexpr,
 ):
-    """Set out[b * stride + column[f]:][:D] to the pooled rows of bag f * batch + b, added in
-    ascending order.
-    """
+    """Set out[b * stride + column[f]:][:D] to bag f * batch + b, pooled in ascending order."""
     bag = tl.program_id(0) * K + tl.arange(0, K)
     valid = bag < bags
     feature = bag // batch
@@ -84,9 +82,7 @@ def weight_gradient(
     K: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Set out[i] to the gradient of the weight of pooled lookup i, given the gradient of the pooled
-    output.
-    """
+    """Set out[i] to the gradient of lookup i's weight, from that of the pooled output."""
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < lookups
     bag = tl.load(bag_of + i, valid, 0)

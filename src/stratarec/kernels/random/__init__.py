@@ -1,6 +1,4 @@
-"""Counter-based noise: each number is a function of (key, row, column), independent of order and
-time.
-"""
+"""Counter-based noise: each number depends only on (key, row, column), not on order or time."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class RowNoise(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[int], first: Sequence[int], stride: Sequence[int]) -> RowNoise:
-        """Build from sequences with one number per table, which become `key`, `first` and
-        `stride`.
-        """
+        """Build from sequences of `key`, `first` and `stride` with one number per table."""
         return cls(*(np.array(numbers, dtype=np.uint64) for numbers in (keys, first, stride)))
 
 

@@ -10,9 +10,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @njit(nogil=True, cache=True, inline="always")
 def mix(state):
-    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014), a bijection of 64-bit words,
-    to a word.
-    """
+    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014), a bijection of 64-bit words."""
     state = uint64(state)
     state = (state ^ (state >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -29,9 +27,7 @@ def row_key(key, row):
 
 @njit(nogil=True, cache=True, inline="always")
 def key_of(noise, table, row):
-    """Return the noise key of a row, given a `RowNoise`, in which the table may be a part of a
-    larger table.
-    """
+    """Return the noise key of a row by a `RowNoise`, whose table may be part of a larger one."""
     return row_key(noise[0][table], noise[1][table] + noise[2][table] * uint64(row))
 
 

@@ -1,3 +1,1 @@
-"""Raw values of samples to score: their hashes, their ids, and the features of a few rows in one
-compiled call.
-"""
+"""Raw values of samples to score: hashes, ids, and features of few rows in one compiled call."""

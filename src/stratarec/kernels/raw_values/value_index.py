@@ -75,9 +75,7 @@ class IndexArrays(NamedTuple):
     contents: Bytes
     """Bytes of all texts."""
     offsets: Int64s
-    """First byte of each text, from the first byte of its vocabulary, and the end of the last
-    one.
-    """
+    """First byte of each text within the bytes of its vocabulary, and the end of the last one."""
 
 
 class ValueIndex:
@@ -185,9 +183,7 @@ def _find(index, vocabulary, hashes, texts, ids):
 
 @njit(**BODY)
 def prefetch_keys(index, vocabulary, hashes, step):
-    """Prefetch what `find_ids` reads first (step 0), and then the keys that this leads to (step
-    1).
-    """
+    """Prefetch what `find_ids` reads first (step 0), then the keys to which that leads (step 1)."""
     base, start, shift = index.vocabularies[vocabulary, :3]
     for j in range(len(hashes)):
         at = start + np.int64(hashes[j] >> np.uint64(shift))

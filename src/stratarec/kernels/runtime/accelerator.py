@@ -32,9 +32,7 @@ from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 
 CPU = torch.device("cpu")
 TRITON = (3, 6), (3, 8)
-"""Versions of Triton whose compiled kernels were examined: from the first one to before the
-second.
-"""
+"""Versions of Triton that were examined: from the first one to before the second."""
 CAPABILITY = 8, 0
 """Compute capability of the oldest NVIDIA GPUs that Triton supports."""
 _SMALLEST = 4096
@@ -57,9 +55,7 @@ class Transfers:
         return RECYCLER.empty(*shape) if dtype == torch.float32 else torch.empty(shape, dtype=dtype)
 
     def is_pinned(self, host: Tensor) -> bool:
-        """Whether `host` is in a buffer that `empty` returned, and that the device can access
-        directly.
-        """
+        """Whether `host` is in a buffer from `empty` that the device can access directly."""
         return False
 
     def up(self, host: Tensor) -> Tensor:
@@ -118,16 +114,12 @@ class Driver:
             return torch.empty(size, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keep the memory of `tensor`, which was created on another stream, until `stream` is done
-        with it.
-        """
+        """Keep the memory of `tensor`, made on another stream, until `stream` is done with it."""
         tensor.record_stream(stream)
 
 
 class HostStream:
-    """Stream of the host: every operation has ended when it is recorded. It is also its only
-    event.
-    """
+    """Stream of the host, and its only event: recorded operations have ended already."""
 
     def record_event(self) -> HostStream:
         return self
@@ -185,9 +177,7 @@ class _Pinned:
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a buffer; the buffer is reused after the last view of the tensor is
-        deleted.
-        """
+        """Return a tensor in a buffer that is reused when the tensor's last view is deleted."""
         needed = math.prod(shape) * dtype.itemsize
         size = max(
             buffer_bytes(-(-needed // 4)), 1 << max(needed - 1, 1).bit_length() if needed < 1 << 20 else 0
@@ -297,9 +287,7 @@ class DeviceTransfers(Transfers):
 
 
 def device_memory(device: torch.device) -> tuple[int, int]:
-    """Return the free and the total bytes of the device's memory; zeros where torch does not report
-    them.
-    """
+    """Return free and total bytes of the device's memory; zeros where torch cannot tell."""
     try:
         free, total = torch.accelerator.get_memory_info(device)
     except (AttributeError, RuntimeError, NotImplementedError):

@@ -21,9 +21,7 @@ def _address(context, builder, signature, array, place):
 
 
 def _changing(operation):
-    """Return an intrinsic that applies `operation` to ``words[place]`` and a value, and returns the
-    old word.
-    """
+    """Return an intrinsic: applies `operation` to ``words[place]``, returns the old word."""
 
     @intrinsic
     def change(typingctx, words, place, value):
@@ -81,9 +79,7 @@ def replace(typingctx, words, place, old, new):
 
 @intrinsic
 def pause(typingctx):
-    """Leave the core's resources to its other hardware thread for a moment, while waiting for a
-    word to change.
-    """
+    """Leave the core to its other hardware thread for a moment, while waiting for a word."""
 
     def codegen(context, builder, signature, args):
         if platform.machine() in ("x86_64", "AMD64"):

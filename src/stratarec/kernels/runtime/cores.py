@@ -36,9 +36,7 @@ _narrowed = False
 
 
 def cores() -> int:
-    """Return the number of processors that this process may keep busy, at least 1; it is updated
-    every minute.
-    """
+    """Return how many processors this process may keep busy, at least 1; updated every minute."""
     global _cached
     count, read = _cached
     if time.monotonic() - read > _SECONDS:
@@ -58,9 +56,7 @@ def within(processors: int, share: float) -> int:
 
 
 def narrow_libraries() -> None:
-    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set
-    OMP_NUM_THREADS.
-    """
+    """Limit threads of libraries loaded later to `cores`, unless OMP_NUM_THREADS is set."""
     global _narrowed
     if cores() < _allowed() and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(cores())
@@ -68,9 +64,7 @@ def narrow_libraries() -> None:
 
 
 def most_threads(now: int) -> int:
-    """Return the number of threads that a library with `now` threads may have if quotas grow
-    later.
-    """
+    """Return the threads that a library with `now` threads may have if quotas grow later."""
     return max(now, _allowed()) if _narrowed else now
 
 
@@ -101,9 +95,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path, controller: str) -> Iterator[float]:
-    """Yield the limits of the groups of this process and of the groups above them, in processors or
-    in bytes.
-    """
+    """Yield the limits of this process's groups and those above, in processors or in bytes."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()

@@ -21,9 +21,7 @@ from pathlib import Path
 
 
 def choose_cache() -> None:
-    """Choose another cache, for this process and its children, if Numba could not write into any of
-    its own.
-    """
+    """Choose a cache for this process and its children if Numba cannot write into its own."""
     if any(map(_is_writable, _usual())):
         return
     folder = _private()
@@ -59,9 +57,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _private() -> Path | None:
-    """Return a directory of temporary files that only this user can write; None if there is
-    none.
-    """
+    """Return a directory of temporary files that only this user can write, or None."""
     try:
         folder = Path(tempfile.gettempdir(), f"stratarec-kernels-{os.geteuid()}")
         is_new = not folder.exists()

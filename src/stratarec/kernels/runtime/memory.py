@@ -66,9 +66,7 @@ def _map(size: int) -> mmap.mmap:
 
 
 def flat(tensor: Tensor) -> NDArray[Any]:
-    """Return the elements of a tensor as a flat array; they are copied only if they are not
-    contiguous.
-    """
+    """Return the elements of a tensor as a flat array, copied only if not contiguous."""
     array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
     return array
 
@@ -116,9 +114,7 @@ class Recycler:
         return torch.from_numpy(array)[:elements].view(shape)
 
     def _recycle(self) -> None:
-        """Make returned memory available, or release it if there is much of its size. Needs the
-        lock.
-        """
+        """Make returned memory available, or release it if enough is free. Needs the lock."""
         while self._returned:
             size, memory = self._returned.popleft()
             free = self._free.setdefault(size, [])

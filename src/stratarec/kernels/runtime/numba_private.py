@@ -108,16 +108,12 @@ def link_compiled(context: Any, builder: Any, dispatcher: Any, kinds: Sequence[A
 def call_compiled(
     context: Any, builder: Any, function: Any, kinds: Sequence[Any], values: Sequence[Any]
 ) -> None:
-    """Call a function that `link_compiled` declared; `values` are its arguments of the types
-    `kinds`.
-    """
+    """Call a function from `link_compiled` with arguments `values` of the types `kinds`."""
     context.call_conv.call_function(builder, function, numba.types.none, kinds, values)
 
 
 def has_cached_kernel(dispatcher: Any) -> bool:
-    """Return whether Numba's cache on disk has `dispatcher`; true if nothing is cached, as without
-    compilation.
-    """
+    """Return whether Numba's cache has `dispatcher`; true if caching or compilation is off."""
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     return cache_file is None or bool(cache_file._load_index())
 

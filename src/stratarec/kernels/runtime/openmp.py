@@ -37,9 +37,7 @@ _had_threads = False
 
 @cache
 def launcher() -> int:
-    """Return the address of the function ``GOMP_parallel`` that torch uses, or 0 if its OpenMP
-    runtime has none.
-    """
+    """Return the address of ``GOMP_parallel`` of torch's OpenMP runtime, or 0 if it has none."""
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -103,9 +101,7 @@ def _advances(clock: int) -> bool:
 
 
 def _count_threads() -> None:
-    """Note whether the process that is about to fork has several threads, of which torch's may be
-    some.
-    """
+    """Note whether the process that is about to fork has several threads, perhaps torch's."""
     global _had_threads
     tasks = Path("/proc/self/task")
     _had_threads = not tasks.is_dir() or len(list(tasks.iterdir())) > 1

@@ -33,9 +33,7 @@ _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer(
 
 @intrinsic
 def take(typingctx, counter):
-    """Return ``counter[0]`` and increase it by 1, atomically; no two calls return the same
-    number.
-    """
+    """Return ``counter[0]`` and increase it by 1, atomically, so that no two results are equal."""
     signature = types.int64(counter)
 
     def codegen(context, builder, signature, args):
@@ -109,9 +107,7 @@ def run_team(typingctx, team, body, arguments):
 
 @intrinsic(prefer_literal=True)
 def run_openmp(typingctx, launch, threads, body, arguments):
-    """Call ``body(member, *arguments)`` on up to `threads` OpenMP threads, which `launch`
-    starts.
-    """
+    """Call ``body(member, *arguments)`` on up to `threads` OpenMP threads, started by `launch`."""
     body.get_call_type(typingctx, (types.int64, *arguments.types), {})
     signature = types.void(types.int64, types.int64, body, arguments)
 

@@ -56,9 +56,7 @@ def team_threads() -> int:
 
 @contextmanager
 def within_cores() -> Iterator[None]:
-    """While the context is active, limit torch's threads to `cores` in the calling Python
-    thread.
-    """
+    """While the context is active, limit torch to `cores` threads in the calling Python thread."""
     before = torch.get_num_threads()
     if before <= cores():
         yield
@@ -101,8 +99,6 @@ def use_torch_threads() -> int:
 
 
 def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return how many of `count` items each of `threads` threads takes at a time, between `least`
-    and `most`.
-    """
+    """Return how many of `count` items a thread takes at a time, between `least` and `most`."""
     size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
     return size if most is None else min(size, most)

@@ -28,9 +28,7 @@ _pool: OversubscribedPool | None = None
 
 
 class OversubscribedPool:
-    """OpenMP threads of an additional Python thread; with `threads` others, they outnumber the
-    processors.
-    """
+    """OpenMP threads of another Python thread, which with `threads` outnumber the processors."""
 
     def __init__(self, threads: int) -> None:
         self._ready = threading.Event()

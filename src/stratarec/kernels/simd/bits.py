@@ -105,9 +105,7 @@ def bits_float(typingctx, bits):
 
 
 def _modulo32(name, operation):
-    """Return an intrinsic that applies the builder's `operation` to two uint32, without widening
-    them to 64 bits.
-    """
+    """Return an intrinsic of two uint32: the builder's `operation`, not widened to 64 bits."""
 
     def combine(typingctx, first, second):
         def codegen(context, builder, signature, args):
@@ -124,9 +122,7 @@ add32, multiply32 = _modulo32("add32", "add"), _modulo32("multiply32", "mul")
 
 @intrinsic
 def select32(typingctx, condition, first, second):
-    """Return `first` if the condition holds, otherwise `second`, without a branch; both are
-    uint32.
-    """
+    """Return `first` if the condition holds, else `second`, uint32, without a branch."""
 
     def codegen(context, builder, signature, args):
         chosen = builder.select(*args)
@@ -176,9 +172,7 @@ def _half_instructions():
 
 
 def _to_half(value):
-    """Return the bits of the nearest float16, by integer operations (Giesen, "Float->half
-    variants", 2012).
-    """
+    """Return the bits of the nearest float16 (Giesen, "Float->half variants", 2012)."""
     word = float_bits(value)
     sign, size = (word >> np.uint32(16)) & np.uint32(0x8000), word & np.uint32(0x7FFFFFFF)
     if size > np.uint32(0x7F800000):
@@ -208,9 +202,7 @@ def _from_half(half):
 
 @intrinsic
 def to_half(typingctx, value):
-    """Return the uint16 bits of the nearest float16, ties to even; magnitudes from 65520 on become
-    infinity.
-    """
+    """Return the uint16 bits of the nearest float16, ties to even; infinite from 65520 on."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -246,9 +238,7 @@ def test_bit(typingctx, bits, row):
 
 @intrinsic
 def set_bit(typingctx, bits, row):
-    """Set the bit of a row if it is not set; other threads may set other bits of the same byte at
-    the same time.
-    """
+    """Set the bit of a row if it is not set; threads may set other bits of a byte meanwhile."""
     signature = types.void(bits, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -31,9 +31,7 @@ def _splat(builder, number):
 
 @intrinsic
 def find_equal(typingctx, array, first, value):
-    """Return the first i for which ``array[first + i]``, int32, equals `value`, or 32 if no i < 32
-    does.
-    """
+    """Return the first i < 32 for which int32 ``array[first + i]`` equals `value`, or 32."""
     signature = types.uint64(array, types.uint64, types.int32)
 
     def codegen(context, builder, signature, args):

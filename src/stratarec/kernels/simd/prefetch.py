@@ -13,9 +13,7 @@ from stratarec.kernels.simd.vector import LANES
 
 @intrinsic
 def prefetch(typingctx, array, element):
-    """Prefetch the cache line with ``array[element]`` of a C-contiguous 1-D array; it never
-    faults.
-    """
+    """Prefetch the cache line of ``array[element]`` of a C-contiguous 1-D array; never faults."""
     signature = types.void(array, types.int64)
 
     def codegen(context, builder, signature, args):

@@ -94,9 +94,7 @@ def _by_vectors(builder, operation, *rows):
 
 
 def _addresses(context, builder, kind, array, element, width):
-    """Return pointers to the vectors of the row that starts at ``array[element]`` of a C-contiguous
-    1-D array.
-    """
+    """Return pointers to the vectors of the row from ``array[element]`` on, 1-D C-contiguous."""
     view = context.make_array(kind)(context, builder, array)
     number, first, addresses = (
         _I16 if kind.dtype == types.uint16 else _FLOAT,
@@ -152,9 +150,7 @@ def load(typingctx, array, element, width):
 
 @intrinsic
 def store(typingctx, array, element, row):
-    """Set ``array[element:element + D] = row``; if the array holds bfloat16 bits, the row is
-    rounded.
-    """
+    """Set ``array[element:element + D] = row``, rounded if the array holds bfloat16 bits."""
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
@@ -191,9 +187,7 @@ def stream(typingctx, array, element, row):
 
 
 def _elementwise(name, operation):
-    """Return an intrinsic that applies the builder's `operation` to two rows, element by
-    element.
-    """
+    """Return an intrinsic that applies the builder's `operation` to two rows by element."""
 
     def combine(typingctx, one, other):
         def codegen(context, builder, signature, args):
@@ -225,9 +219,7 @@ def square_root(typingctx, row):
 
 @intrinsic
 def passed(typingctx, row, by):
-    """Return `row` with zeros wherever `by` is 0 or below; a NaN in `by` keeps the number of
-    `row`.
-    """
+    """Return `row` with zeros wherever `by` <= 0; a NaN in `by` keeps the number of `row`."""
 
     def codegen(context, builder, signature, args):
         def select(part, by):

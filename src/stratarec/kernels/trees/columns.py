@@ -44,11 +44,12 @@ class FittedTrees(NamedTuple):
     rates: Floats
     """``[S, R]`` click rates of codes."""
     pairs: PackedPairs
+    """Click rates of P pairs of columns."""
     trees: PackedTrees
     leaves: Floats
-    """Leaves of all trees."""
+    """Values of the leaves of all trees, one tree after another."""
     members: int
-    """M."""
+    """M, the number of members of the ensemble that are trees."""
 
 
 def compute_trees(samples: Samples, fitted: FittedTrees) -> tuple[Floats, Floats]:

@@ -43,7 +43,7 @@ class PairRates(NamedTuple):
     """``[Q, 2]`` dense column and edge, in ascending order."""
 
     def keys(self) -> NDArray[np.int64]:
-        """Return a number for each row of `rates`, ``[E]``, in ascending order."""
+        """Return for each row of `rates` one number that encodes its pair of codes, ascending."""
         return _key(*self.rates[:, :3].astype(np.int64).T)
 
     def is_valid(self, columns: int, categorical: int) -> bool:

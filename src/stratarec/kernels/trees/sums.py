@@ -48,9 +48,7 @@ class TreeArrays(NamedTuple):
     """Trees in the layout of a checkpoint, ordered by member. The arrays may have any content."""
 
     trees: Floats
-    """``[T, 2]`` member and number of inner nodes of each tree. A tree without nodes is a
-    constant.
-    """
+    """``[T, 2]`` member and number of inner nodes of each tree; 0 nodes is a constant."""
     nodes: Floats
     """``[N, 4]``."""
     sets: Floats

@@ -102,9 +102,7 @@ def prefetch_gradient(i, first, floats, sources):
 
 @njit(**BODY)
 def differs(i, sources):
-    """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a
-    gradient.
-    """
+    """Whether gradients of lookups i and i - 1 may differ; lookups of a bag share one."""
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
         return True
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
@@ -325,9 +323,7 @@ def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, miss
 
 @njit(**BODY)
 def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch, rule, missed):
-    """Apply missed steps to one table, or one part of a table's rows, after another until no task
-    is left.
-    """
+    """Apply missed steps to tables, or parts of a table's rows, until no task is left."""
     literally(lanes)
     D = U(lanes if one_block else width)
     while True:
@@ -341,9 +337,7 @@ def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch,
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and
-    cached on disk.
-    """
+    """Return the kernels for blocks of `lanes` floats, compiled when called, cached on disk."""
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
@@ -397,9 +391,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
 
 def is_compiled(width):
-    """Return whether Numba's cache on disk has an update; true if nothing is cached, as without
-    compilation.
-    """
+    """Return whether Numba's cache has `update` for rows of `width` (`has_cached_kernel`)."""
     return has_cached_kernel(kernels(*blocks(width)).update)
 
 
@@ -506,7 +498,5 @@ def missed_arrays(missed, width):
 
 @cache
 def _still(width):
-    """Return the gradient of a missed step, which adds nothing, for rows of `width` floats; kernels
-    only read it.
-    """
+    """Return the read-only gradient of a missed step for rows of `width`, which adds nothing."""
     return np.full(width, NOTHING, dtype=np.float32)

@@ -20,9 +20,7 @@ _FEW = 24
 
 
 class Batch(NamedTuple):
-    """Lookups of a batch in one group of tables, the group's features, and the features of each
-    table.
-    """
+    """Lookups of a batch in one group of tables, its features, and the features of each table."""
 
     bags: Bags
     features: Features
@@ -49,17 +47,28 @@ class MemberScratch(NamedTuple):
     """
 
     listed: NDArray
+    """Row of each lookup of the table."""
     source_of: NDArray[np.int64]
+    """Position of the gradient of each lookup."""
     scale_of: NDArray[np.float32]
+    """Factor of the gradient of each lookup."""
     keys: NDArray[np.uint64]
+    """Keys that are sorted, and the buffer of the radix sort."""
     counters: NDArray[np.int32]
     order: NDArray[np.int32]
+    """Lookups in order of their rows."""
     row_of: NDArray[np.uint64]
+    """Distinct rows, ascending."""
     end_of: NDArray[np.int32]
+    """End of the lookups of each distinct row in `order`."""
     row_sum: NDArray[np.float32]
+    """Summed gradient of one row."""
     dense: NDArray[np.float32]
+    """Summed gradients of all rows of a small table, ``[rows * D]``."""
     touched: NDArray[np.uint8]
+    """Whether each row of a small table has a lookup."""
     squares: NDArray[np.float64]
+    """Sum of squares of each distinct row, at its first lookup."""
 
 
 def batch_arrays(layout, bags):
@@ -79,9 +88,7 @@ def batch_of(arrays):
 
 @njit(**BODY)
 def part_of(row, parts):
-    """Return the part of a table that a row belongs to. Neighbouring rows, which are often popular,
-    are spread.
-    """
+    """Return the part of a table that has a row; neighbours, often popular, are spread."""
     # By a multiplication: dividing 64 bits for every lookup made the backward pass of one giant
     # table take 0.98 ms, not 0.84.
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(parts)) >> U(32)
@@ -89,9 +96,7 @@ def part_of(row, parts):
 
 @njit(**BODY)
 def list_singles(bags, first, column, part, gradients, scratch):
-    """List the lookups of one feature with one unweighted id per bag, as `list_lookups` does, but
-    without scales.
-    """
+    """Do the work of `list_lookups` for one unweighted id per bag, without scales."""
     number, parts = part
     lookups = U(0)
     for b in range(U(bags.batch)):
@@ -137,9 +142,7 @@ def list_lookups(these, part, scaled, bags, features, gradients, width, scratch)
 
 @njit(**BODY)
 def is_simple(these, bags, features):
-    """Whether a table has a single feature (`these`), which is pooled and has one unweighted id per
-    bag.
-    """
+    """Whether a table has a single feature, pooled and with one unweighted id per bag."""
     return bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[these[0]]
 
 
@@ -159,9 +162,7 @@ def list_table(these, part, bags, features, gradients, width, scratch):
 
 @njit(**BODY)
 def digits_of(lookups, limit):
-    """Return the number of passes and the bits of a digit for sorting numbers below `limit` in the
-    least time.
-    """
+    """Return passes and bits of a digit that sort numbers below `limit` in the least time."""
     bits = U(1)
     while bits < U(40) and (U(1) << bits) < U(limit):
         bits += U(1)
@@ -200,9 +201,7 @@ def move_by_digit(lookups, shift, digit, halves, sides, scratch):
 
 @njit(**BODY)
 def sort_few(ids, lookups, shift, scratch):
-    """Sort `keys` by insertion; for few lookups this costs less than the counters of a radix
-    sort.
-    """
+    """Do the work of `sort_many` by insertion, which is faster for few lookups."""
     for i in range(lookups):
         key, place = U(ids[i]) << shift | i, i
         while place > 0 and scratch.keys[place - U(1)] > key:
@@ -213,7 +212,10 @@ def sort_few(ids, lookups, shift, scratch):
 
 @njit(**BODY)
 def sort_many(ids, lookups, limit, shift, scratch):
-    """Sort `keys` by a radix sort; the result is in their first half."""
+    """Write the sorted keys of `ids` (below `limit`) to ``scratch.keys`` by a radix sort.
+
+    A key is ``id << shift | position``. The second half of ``scratch.keys`` is used as a buffer.
+    """
     passes, digit = digits_of(lookups, limit)
     half, side, mask = U(len(scratch.keys)) // U(2), U(0), (U(1) << digit) - U(1)
     source, target = (half, U(0)) if passes % U(2) else (U(0), half)

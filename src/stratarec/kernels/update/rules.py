@@ -150,9 +150,7 @@ def rule_of(values):
 
 @njit(**BODY)
 def step_numbers_of(values):
-    """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to
-    float32.
-    """
+    """Return the `StepNumbers` of the fields from `step_numbers`, each rounded once to float32."""
     rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
@@ -182,9 +180,7 @@ def mean_square(lanes, rule, weights, first, D, gradient, start):
 
 @njit(**BODY)
 def move(lanes, rule, numbers, weights, place, change):
-    """Apply decoupled decay, then subtract `change` from a block of weights,
-    ``weights[place:][:lanes]``.
-    """
+    """Apply decoupled decay, then subtract `change` from ``weights[place:][:lanes]``."""
     literally(lanes)
     block = load(weights, place, lanes)
     if rule.weight_decay != 0:
@@ -221,9 +217,7 @@ def adagrad_block(lanes, rule, numbers, slots, place, block):
 
 @njit(**BODY)
 def adam_block(lanes, rule, numbers, slots, place, state, D, block):
-    """Update a block of weights by Adam. Its first moments start at `state`, its second moments at
-    `state` + D.
-    """
+    """Update a block of weights by Adam, with moments at `state` and at `state` + D."""
     literally(lanes)
     first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, block)
     second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(block, block))
@@ -299,9 +293,7 @@ update_row = with_added(
 
 @njit(**BODY)
 def apply_missed_to_row(lanes, rule, missed, slots, row, D):
-    """Apply the steps that row `row` has missed, one by one; the result is the same as if applied
-    in time.
-    """
+    """Apply the steps that row `row` has missed, one by one, as if they were applied in time."""
     literally(lanes)
     clock = slots.clock
     # One by one. For SGD, the missed decay has a closed form. But reading a row splits its missed

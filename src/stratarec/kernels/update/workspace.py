@@ -1,6 +1,4 @@
-"""State of the update on the CPU from step to step: the order of its tasks and the scratch of each
-thread.
-"""
+"""State of the update on the CPU between steps: order of tasks and scratch of threads."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class UpdateTasks(NamedTuple):
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the fields of `UpdateTasks` except the counter: tables by falling cost, large tables
-    cut into parts.
-    """
+    """Return `UpdateTasks` without the counter: tables by falling cost, large ones in parts."""
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
@@ -56,9 +52,7 @@ def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
-    """Return the size and type of each array of a thread's scratch, for tables with up to `lookups`
-    lookups.
-    """
+    """Return size and type of a thread's scratch arrays for tables with up to `lookups` lookups."""
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
         "listed": (capacity, np.int64),
