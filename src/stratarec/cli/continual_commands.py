@@ -101,7 +101,7 @@ def _continue_and_publish(args: argparse.Namespace, target: PublishTarget | None
             print_lines(*([] if args.json else [f"export {published}"]))
         if args.output:
             _write_report(Path(args.output), args.run, run, messages)
-    # an earlier command may have stopped between a period and its delta
+    # An earlier command may have stopped between a period and its delta.
     if target is not None and not published:
         published = target.publish(run)
         print_lines(*([] if args.json else [f"export {published}"]))

@@ -243,7 +243,7 @@ def _environment_error(error: Exception) -> str:
             f"out of memory ({reason}); use smaller batches or tables, or set memory.dram so that "
             "`stratarec plan` moves tables to other memories"
         )
-    # of torch, which may not be imported
+    # Errors of torch, compared by name because torch may not be imported.
     if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
         return f"the device failed ({reason}); try --device cpu, or train.device=cpu"
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):

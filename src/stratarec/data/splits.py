@@ -196,9 +196,7 @@ class Splitter:
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
 
     def _of_values(self, frame: pl.DataFrame) -> NDArray[np.int8]:
-        """Return the split of each row by its value in `SplitConfig.column`, which the column
-        `SPLIT` has as text.
-        """
+        """Return the split of each row, which column `SPLIT` (`SplitConfig.column`) has as text."""
         values = frame[SPLIT].str.strip_chars().str.to_lowercase()
         missing = values.is_null() | (values == "").fill_null(False)
         if missing.any():

@@ -114,7 +114,7 @@ class ClickModel:
     ClickModel(recipe='clicks.yaml', train__epochs=2)
     """
 
-    # the recipe as it was passed in; `recipe_` is the complete one
+    # The recipe as it was passed in; `recipe_` is the complete one.
     _recipe_argument: dict[str, Any] | None = None
     _histories: Histories | None = None
 
@@ -265,7 +265,7 @@ class ClickModel:
                 # Without times, validation rows are drawn at random from all users, not only from
                 # new users.
                 user = schema.pop("user")
-                # the draft has no feature of users that return
+                # Without `of`, the draft divides users among splits, so it has no feature of them.
                 if not content["data"]["split"].pop("of", ""):
                     schema["sparse"].append({"name": user})
         else:
@@ -276,7 +276,7 @@ class ClickModel:
                     "the recipe has no data.source.schema; add one that names the label and the features"
                 )
             schema = dict(source["schema"])
-            # passed as y, or another column than the recipe's
+            # The label was passed as y, or is another column than the recipe's.
             if log.label and log.label != label_column(schema):
                 schema.pop("labels", None)
                 schema["label"] = log.label

@@ -72,7 +72,7 @@ def named_directory(text: str | Path) -> Path:
     try:
         # Only the last part is resolved: parent directories need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
-        # from Python 3.13 on, `resolve` returns a circle of links; before, it raises an error
+        # From Python 3.13 on, `resolve` returns a circle of links; before, it raises an error.
         if path.is_symlink():
             raise RuntimeError(f"{path} is part of a circle of links")
     except (OSError, RuntimeError) as error:

@@ -45,7 +45,7 @@ class TowersConfig:
 
     @property
     def plain(self) -> bool:
-        """Whether the outputs of towers are their vectors, so that there are no tower modules."""
+        """Whether towers have no modules: each outputs the vectors of its features unchanged."""
         return self.compression == 1
 
     def columns(self, vectors: int, width: int) -> int:

@@ -44,8 +44,9 @@ class InteractionProbe:
         self._codes = min(_CODES, max(2 ** int(math.log2(_CELL_BYTES / 8 / pairs) / 2), 4))
         self._state = new_state(len(features), self._codes, numbers + 1)
         self._information = 0.0
+        """Sum of p (1 - p) over the measured samples."""
         self.samples = 0
-        """Sum of p (1 - p) over the measured samples, and their number."""
+        """Number of measured samples."""
 
     def learn(self, batch: Batch, *, pairs: bool = True) -> float:
         """Measure a batch without groups (`Batch.expanded`), then learn from it; return its mean

@@ -678,8 +678,9 @@ class CheckpointManager:
         return difference
 
     def continue_from(self, path: Path, rows: RowOptimizerConfig) -> None:
-        """Continue from the checkpoint `path` of an earlier phase; the function `continue_from`
-        describes `rows`.
+        """Load the checkpoint `path` of an earlier phase by the function `continue_from`.
+
+        `rows` is the row optimizer of that phase.
         """
         continue_from(path, self.model, self.optimizer, self.average, rows)
         self._last = path

@@ -113,7 +113,7 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
     pairs = Pairs(
         first=windows.start, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), length.cumsum(0)])
     )
-    # Lists of the device; the last of 31 rows is zeros.
+    # Index lists as steps on a device build them: a sequence feature has one more row of zeros.
     listed = RowIndex.of_windows(windows.start, length, rows=31, room=count)
     of_pairs = DevicePairs(RowIndex.of_lengths(length, rows=40, room=count), listed)
     places = RowIndex.of_windows(

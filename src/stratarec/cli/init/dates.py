@@ -175,8 +175,8 @@ def _groups(
     clock += ("weekday",) if span >= _WEEKS else ()
     if clock:
         yield clock, ()
-    # With a split by time, validation prefers the month before it, and the next month is another
-    # one.
+    # With a split by time, validation rewards the effect of the month right before it, which says
+    # nothing about other months unless training spans years.
     if span >= (_YEARS if by_time else _MONTHS):
         yield ("day", "month"), ()
     if not by_time and span >= 1:

@@ -524,7 +524,7 @@ def _is_header(names: list[str], records: list[list[str]], file: InputFile) -> b
     """
     if not any(names) or any(name == "\\N" or "\x02" in name for name in names):
         return False
-    # files with headers may have been concatenated
+    # Files with headers may have been concatenated.
     records = [record for record in records if record != names]
     words = {place for place, name in enumerate(names) if _is_word(name)}
     below = {place: [record[place] for record in records if place < len(record)] for place in words}

@@ -324,10 +324,10 @@ class Converter:
                 raw, missing | value.is_finite(), f"a number with decimal mark {decimal!r}, or nothing"
             )
             return value
-        # as every value of a CSV file, and values of frames made from JSON
+        # All columns of CSV files are text, and some of frames that were made from JSON.
         is_text = raw.dtype in TEXT_TYPES
         value = _parse_numbers(raw) if is_text else self._numeric(raw, "numbers for a dense feature")
-        # as most columns are
+        # Most columns have no missing values and need no further work.
         if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:
             return value
         # In a column of floats, NaN is a missing value. In a column that had to be read as text, it
@@ -350,7 +350,7 @@ class Converter:
     def key(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
         """Convert a column such as the user, as `category` does; a row without a value is bad."""
         value = self.category(raw, type)
-        # of `value`: NaN is missing, and no null in `raw`
+        # Nulls of `value` are tested, because NaN is missing too and is not null in `raw`.
         self.require(raw, value.is_not_null(), "a value")
         return value
 

@@ -664,7 +664,7 @@ def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
         raise _NotPlain
     else:
         parts = [item for item in cell if item is not None]
-    # Frames check all values, also those that are cut.
+    # `read_frame` checks all values, including those that are cut off here.
     if len(parts) > feature.max_length and not _are_plain(parts):
         raise _NotPlain
     return parts[-feature.max_length :] if feature.kind == "history" else parts[: feature.max_length]

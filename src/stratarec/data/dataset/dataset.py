@@ -178,7 +178,7 @@ class Dataset:
     @property
     def suspicions(self) -> list[str]:
         """Remarks on features that seem to reveal the label, on held-out samples that repeat
-        training samples, and on a split by time that times which were read wrongly could explain.
+        training samples, and on a split by time whose times were perhaps read in a wrong format.
         """
         leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
         leaks += [f"times? {self.odd_split}"] if self.odd_split else []

@@ -196,7 +196,7 @@ class PreparePipeline:
         if overwrite:
             check_replaceable(self.final, DATASET)
             if directory_state(self.final, DATASET) == "ours":
-                # refuse a data set in use at the start, not only at the end
+                # A data set in use is refused at the start, not only at the end.
                 with directory_lock(self.final):
                     pass
         elif directory_state(self.final, DATASET) == "free" and self.final.exists():

@@ -38,9 +38,12 @@ class LogKind(NamedTuple):
     config: type[LogConfig]
     """Class of the section ``data.source`` of this kind."""
     open: Callable[..., Any]
-    """Returns the `RowsSource` of a `RowsConfig`, given `OnBadRow` and a `View` or None; for other
-    settings a `Source`, given `OnBadRow` and the `SplitConfig`, because negatives are drawn within
-    a split."""
+    """Function that opens the source.
+
+    For a `RowsConfig`: called with it, `OnBadRow` and a `View` or None, returns a `RowsSource`. For
+    other settings: called with them, `OnBadRow` and the `SplitConfig` (negatives are drawn within a
+    split), returns a `Source`.
+    """
 
 
 def _open_csv(config: CsvConfig, on_bad_row: OnBadRow | None, view: View | None) -> RowsSource:

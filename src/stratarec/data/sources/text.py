@@ -429,8 +429,9 @@ class Delimited:
         return _select_records(content, ends, is_good), lines[is_good]
 
     def _read_rows(self, content: bytes, types: ColumnTypes, rows: int) -> pl.DataFrame | None:
-        """Parse `rows` records. If a value does not fit its type, all columns are text. None if
-        Polars reads others.
+        """Parse `rows` records; None if Polars reads another number of records.
+
+        If a value does not fit its type, all columns are text.
         """
         for column_types in (types, dict.fromkeys(types, pl.String)):
             frame = self._read(content, column_types)

@@ -183,7 +183,7 @@ def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch
     """Draw `samples` samples from up to eight row groups of a split, or all samples if it has
     fewer.
 
-    The batch has no groups.
+    The batch has no deduplication groups.
     """
     config = LoaderConfig(batch_size=samples, unit="sample", expand=True, prefetch_batches=1, seed=seed)
     with closing(Loader(dataset, split, config).batches(0)) as batches:  # type: ignore[type-var]

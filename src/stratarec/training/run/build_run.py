@@ -76,18 +76,14 @@ class Run:
     cadence: Cadence
     validation: Validation
     state: TrainingState
-    """State that the loop updates and checkpoints contain. It is never replaced by another
-    object.
-    """
+    """State that the loop updates and checkpoints contain; the object is never replaced."""
     rate_factor: float
     """Factor on all learning rates, in addition to that of `train.plateau`."""
 
     def restore(self, path: Path) -> None:
-        """Load the weights, rows and optimizer state of a checkpoint of this phase. `state` must be
-        its state.
-        """
+        """Load everything except `state` from the checkpoint `path`, whose state `state` is."""
         difference = self.checkpoints.restore(path)
-        # the run is resumed beyond its closing evaluation
+        # The only evaluation was the closing one, which a run that is resumed beyond it discards.
         if self.members is not None and not self.state.evaluations:
             self.members.reset()
         self.session.progress.say(f"resuming from {path}")
@@ -97,9 +93,7 @@ class Run:
             self.report_difference(reason)
 
     def report_difference(self, reason: str) -> None:
-        """Report and record that, from the current step on, another run of the recipe may differ in
-        its last bits.
-        """
+        """Report and record why another run may differ in its last bits from this step on."""
         step = self.state.step
         self.state.may_differ.append((step, reason))
         self.session.progress.say(
@@ -129,9 +123,7 @@ class Run:
             self.report_difference(difference)
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Return a context in which an error of the device names the largest batch size that
-        fits.
-        """
+        """Return a context in which a device's error names the largest batch size that fits."""
         fitting = partial(
             largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision
         )
@@ -276,9 +268,7 @@ def find_plan(
 def build_loader(
     recipe: Recipe, dataset: Dataset, mesh: Mesh, plan: Plan | None, progress: Progress
 ) -> Loader:
-    """Build the loader of training batches. Hot inputs of `plan` have separate batches if the
-    recipe asks for them.
-    """
+    """Build the loader of training batches; it separates hot inputs if the recipe asks for it."""
     config = loader_config(recipe.train)
     if mesh.ranks > 1 or not recipe.hot.separate_batches:
         return Loader(dataset, "train", config, BatchShare(rank=mesh.place, ranks=mesh.ranks))

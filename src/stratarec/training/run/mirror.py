@@ -82,9 +82,7 @@ class MirrorIdentity(Model):
 
 
 def local_identity(run: Path) -> str:
-    """Return the identity of a run that has a mirror, as its directory records it; empty if it has
-    none yet.
-    """
+    """Return the identity that a run's directory records for its mirror; empty if there is none."""
     path = run / MIRROR
     return read_sealed(path, MirrorIdentity, "remove it", CheckpointError).run if path.exists() else ""
 
@@ -208,9 +206,7 @@ class RunMirror:
             self._fetch(newest)
 
     def _fetch(self, version: Version) -> None:
-        """Copy the files that the run's directory lacks. An interrupted copy continues at the next
-        start.
-        """
+        """Copy the files that the run's directory lacks; continues an interrupted copy."""
         claim(self._run, RUN)
         with directory_lock(self._run):
             write_sealed(self._run / MIRROR, {"format": FORMAT, "run": version.run})
@@ -300,9 +296,7 @@ class RunMirror:
             thread.join(seconds)
 
     def _work(self) -> None:
-        """Copy whenever there is a new checkpoint, until the context ends and everything is
-        copied.
-        """
+        """Copy each new checkpoint until the context ends and everything is copied."""
         attempt = 0
         while not self._lost:
             while not self._pending.wait(0.2):
@@ -393,7 +387,7 @@ class RunMirror:
             )
 
     def _collect(self, stack: ExitStack) -> tuple[dict[str, Path | bytes], dict[Path, int]]:
-        """Lock the checkpoints, and return name -> path or content of all files, and state file ->
+        """Lock the checkpoints; return name -> path or content of all files, and state file ->
         inode.
         """
         files: dict[str, Path | bytes] = {}

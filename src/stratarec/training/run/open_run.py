@@ -93,33 +93,25 @@ class TrainedModel:
     mesh: Mesh
     """Processes among which the tables are divided."""
     maps: tuple[LogitMap, ...]
-    """Calibration map of each label, which the model's scores include; empty without
-    calibration.
-    """
+    """Calibration map of each label, which scores include; empty without calibration."""
     plan: Plan | None
     """Placement of the tables; None if all tables are simply float32 in DRAM."""
     resources: ExitStack
     """Locks, memory and files that `close` releases."""
     trained_splits: tuple[str, ...]
-    """Splits of the data set on which the model was trained; empty if the model was trained on
-    another data set.
-    """
+    """Splits of the data set on which the model was trained; empty for another data set."""
     is_refitted: bool
     """Whether the model was trained on validation and test samples, too (`train.refit`)."""
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
 
     def with_fields(self, overrides: Sequence[str]) -> TrainedModel:
-        """Return the same model with other fields of the recipe, such as
-        ``data.on_bad_row=skip``.
-        """
+        """Return this model with other fields of the recipe, such as ``data.on_bad_row=skip``."""
         return replace(self, recipe=self.recipe.with_overrides(overrides)) if overrides else self
 
     @property
     def events(self) -> pl.DataFrame | None:
-        """Events of users up to the end of the last period; None if there are no periods or no
-        histories.
-        """
+        """Events of users up to the end of the last period; None without periods or histories."""
         return self.dataset.events() if self.period else None
 
     @property
@@ -343,9 +335,7 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
 
 
 def _chosen_checkpoint(path: Path, *, tested: bool) -> Path:
-    """Return the checkpoint of the result, or before it the best one so far, or without evaluations
-    the last one.
-    """
+    """Return the checkpoint of the result; before it the best one so far, or else the last one."""
     result, recipe = read_result(path), read_recipe(path)
     if result is not None:
         return result.tested(path) if tested else result.served(path)
@@ -422,9 +412,7 @@ _ADVICE = "prepare the data with the data set of that run as data.vocabulary.bas
 def _check_same_model(
     earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig
 ) -> None:
-    """Raise `CheckpointError` if the earlier run has another model, or optimizers of another kind,
-    than `identity`.
-    """
+    """Raise `CheckpointError` if `identity` has another model or kind of optimizer than the run."""
     difference = first_difference(identity["model"], model, "model")
     for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
         want = {"kind": identity["train"][part]["kind"]}

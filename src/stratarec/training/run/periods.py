@@ -67,9 +67,7 @@ class Lookups(Model):
 
 
 class DenseDrift(Model):
-    """Drift of one dense feature; `continual.period_checks.dense_drift` computes and describes
-    it.
-    """
+    """Drift of one dense feature, computed by `continual.period_checks.dense_drift`."""
 
     shift: float
     spread: Annotated[float, pydantic.Field(gt=0)]
@@ -215,9 +213,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def working_directory(run: Path) -> Iterator[Path]:
-    """Yield a new directory next to a run, in which the next period is written. It is removed
-    afterwards.
-    """
+    """Yield a new directory next to a run for its next period, and remove it afterwards."""
     with atomic.working_directory(_workplace(run), _PARTS) as work:
         yield work
 

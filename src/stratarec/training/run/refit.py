@@ -83,7 +83,7 @@ def refit_plan(recipe: Recipe, dataset: Dataset, find: Callable[[Dataset], Plan 
     if not recipe.train.refit:
         return None
     plans = []
-    # whether validation improves after an epoch decides which of them are used
+    # A refit uses one of these two: which one depends on the validation of the first phase.
     for splits in (SPLITS, SPLITS[1:]):
         joined = dataset.joined(splits)
         if joined.samples("train") and joined.table_rows() != dataset.table_rows():
@@ -147,7 +147,7 @@ def refit(
             folder,
             plan,
             state,
-            # each sample has been seen, so nothing can choose the best step of a member
+            # All samples are trained, so none can choose the best step of a member.
             chooses_members=False,
             earlier=content["tables"]["earlier"] + content["tables"]["step"],
             # Not in the recipe, because `continue` takes over its rates.

@@ -58,9 +58,7 @@ FILES = "files.json"
 MIRROR = "mirror.json"
 REFIT = "refit"
 OUTPUTS = ("explanation.html", "predictions-*.parquet")
-"""Names or patterns of the files that `explain` and `predict` write into a run. They have no
-hash.
-"""
+"""Names or patterns of files that `explain` and `predict` write into a run, without a hash."""
 RUN = DirectoryKind(
     name="run",
     field="train.run",
@@ -126,7 +124,7 @@ class RunDirectory:
         with ExitStack() as stack:
             earlier = directory_state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / REFIT, self.path / "tensorboard"):
-                # it may lead to another run, and pruning would then remove that run's files
+                # The link may lead to another run, whose files pruning would then remove.
                 if part.is_symlink():
                     raise StorageError(
                         f"{part} is a link, expected a directory: name the run's own place in train.run"
@@ -193,9 +191,7 @@ class RunRecipe(Model):
 
 
 class RunPlan(Model):
-    """Content of ``plan.json``: placement of the tables, and the recipe's memory section for which
-    it was computed.
-    """
+    """Content of ``plan.json``: placement of the tables, and memory section of the recipe."""
 
     format: Literal[2] = FORMAT
     memory: Json
@@ -213,16 +209,12 @@ class CacheFigures(Model):
 
 
 class RankFigures(Model):
-    """Times and bytes of one rank in a run's last session. Only runs with several ranks have
-    them.
-    """
+    """Times and bytes of one rank in a run's last session, if the run has several ranks."""
 
     exposed_seconds: Amount
     """Seconds that training waited for other ranks."""
     hidden_seconds: Amount
-    """Seconds that the thread which exchanges ids waited for other ranks while training
-    continued.
-    """
+    """Seconds in which the thread that exchanges ids waited for others during training."""
     step_seconds: Amount
     """Seconds of all steps, including `exposed_seconds`."""
     sent_bytes: Count
@@ -279,9 +271,7 @@ class Result(Model):
     exchange: str = ""
     """Text that describes how rows were exchanged, for a model with towers."""
     sharing: str = ""
-    """Text that describes how the run shared its cores with other processes; empty if it did
-    not.
-    """
+    """How the run shared its cores with other processes, as text; empty if it did not."""
     refit: RefitResult | None = None
     """Training on validation and test samples after the test; None if there was none. All metrics
     are of the model before."""
@@ -320,9 +310,7 @@ def write_hashes(run: Path) -> None:
 
 
 def check_hashes(run: Path) -> list[Path]:
-    """Check the hashes in ``files.json``, and return the checked files; an empty list if there is
-    no ``files.json``.
-    """
+    """Check the hashes in ``files.json``; return the checked files, none without that file."""
     if not (run / FILES).exists():
         return []
     advice = f"if that was intended, remove {run / FILES}"
@@ -345,9 +333,7 @@ def write_recipe(run: Path, recipe: Recipe) -> None:
 
 
 def read_recipe(run: Path) -> Recipe:
-    """Read the recipe of a run; `CheckpointError` or `ConfigError` if its file is missing or
-    damaged.
-    """
+    """Read the recipe of a run; `CheckpointError` or `ConfigError` if it is missing or damaged."""
     content = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it again", CheckpointError)
     try:
         return Recipe.from_dict(content.recipe, str(run / RECIPE))
@@ -371,9 +357,7 @@ def read_result(run: Path) -> Result | None:
 
 
 def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
-    """Write the plan of a run, with the settings for which it was computed. Does nothing if `plan`
-    is None.
-    """
+    """Write the plan of a run, and the settings for which it was computed, unless it is None."""
     if plan is not None:
         write_sealed(run / PLAN, {"format": FORMAT, "memory": _asked(recipe), "plan": plan.to_dict()})
 
@@ -385,9 +369,7 @@ def _asked(recipe: Recipe) -> Json:
 
 
 def plan_notes(run: Path) -> tuple[str, ...]:
-    """Return the remarks of the plan of a run, such as tables that stay float32; empty if the run
-    has no plan.
-    """
+    """Return remarks of a run's plan, such as tables that stay float32; empty without a plan."""
     path = run / PLAN
     if not path.exists():
         return ()

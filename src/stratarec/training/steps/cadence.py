@@ -23,9 +23,7 @@ from stratarec.recipe.train_section import TrainConfig
 
 
 class Stopped(Exception):
-    """Raised to abort work that has no partial results, such as an evaluation, because the user
-    asked to stop.
-    """
+    """Raised to abort work without partial results (an evaluation) when the user asks to stop."""
 
 
 class StopSignal:
@@ -50,7 +48,7 @@ class StopSignal:
         handlers = {
             name: signal.signal(name, self._receive)
             for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            # as `nohup` sets it
+            # SIGHUP stays ignored if it was, as `nohup` sets it.
             if main and (name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN)
         }
         try:
@@ -71,9 +69,7 @@ class StopSignal:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Clock and stop signal as one process sees them. The processes of a run may have different
-    observations.
-    """
+    """Clock and stop signal as one process sees them; other processes may see others."""
 
     checkpoint_age_seconds: float
     """Seconds since the last checkpoint, or since the start if there is none."""
@@ -82,9 +78,7 @@ class Observation:
 
 
 Agree = Callable[[Observation], Observation]
-"""Combines the observations of all processes into one. Every process calls it after the same
-steps.
-"""
+"""Combines all processes' observations; every process calls it after the same steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +86,12 @@ class Decision:
     """Actions between two steps. While batches are in flight, only `drain` is possible."""
 
     evaluate: bool = False
-    """Evaluate before all other actions, and then decide again, because an evaluation takes
-    time.
-    """
+    """Evaluate before all other actions, then decide again, because an evaluation takes time."""
     save: bool = False
     stop: bool = False
     """Write a checkpoint and stop."""
     drain: bool = False
-    """Stage no further batches, because an action must wait until the staged batches are
-    trained.
-    """
+    """Stage no further batches: an action must wait until the staged ones are trained."""
 
 
 class Cadence:
@@ -140,9 +130,7 @@ class Cadence:
         self._due: int | None = None
 
     def is_barrier(self, step: int) -> bool:
-        """Return whether an evaluation, a checkpoint or the end of the run follows `step`, as is
-        known in advance.
-        """
+        """Return whether an evaluation, a checkpoint or the end of the run is due after `step`."""
         every = (self._evaluate_every, self._checkpoint.every_steps)
         return step >= self.total_steps or any(_is_multiple(step, steps) for steps in every)
 

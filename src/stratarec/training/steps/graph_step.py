@@ -224,18 +224,14 @@ class GraphStep:
         return self._engine.queued
 
     def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
-        """Return the tensors of a batch that the device needs in addition to its ids, for a given
-        step.
-        """
+        """Return the tensors that the device needs in a step in addition to the batch's ids."""
         parts = [self._numbers(step, step), batch.dense, *self._pipeline.objective.targets(batch)]
         for index in request.lists:
             parts += index or (None, None, None)
         return parts
 
     def _numbers(self, step: int, rows_step: int) -> Tensor:
-        """Return `StepInputs.numbers` of a step on the host. The row optimizer counts its steps
-        itself.
-        """
+        """Return `StepInputs.numbers` on the host; `rows_step` is the row optimizer's count."""
         pipeline = self._pipeline
         share = pipeline.average.share(pipeline.earlier + step)
         numbers = (*self._engine.row_numbers(rows_step)[0], pipeline.rate(step), share)
@@ -264,9 +260,7 @@ class GraphStep:
 
     @staticmethod
     def _with_room(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Add rows of zeros to the rows of sequence features from host memory, as memories of a
-        device do.
-        """
+        """Add rows of zeros to rows of sequences in host memory, as memories of a device do."""
         pooled, *sequences = rows
         pads = [
             nn.functional.pad(part, (0, 0, 0, sequence_room(len(part)) - len(part))) for part in sequences
@@ -352,9 +346,7 @@ class GraphStep:
         return Outcome(loss.detach(), [gradient.contiguous() for gradient in gradients])
 
     def _update_network(self, numbers: Tensor) -> None:
-        """Apply the fused optimizer, which reads the learning rate and the flag of `_alive` on the
-        device.
-        """
+        """Apply the fused optimizer, which reads learning rate and `_alive` on the device."""
         optimizer: Any = self._optimizer
         self._refused.copy_((1 - self._alive).view(()))
         optimizer.found_inf = self._refused
@@ -391,9 +383,7 @@ class GraphStep:
         return result
 
     def _finish(self, step: int, handle: StagedBatch, outcome: Outcome, counts: Sequence[int]) -> float:
-        """Wait for the loss and the gradients of rows, update network and rows, and return the
-        loss.
-        """
+        """Wait for loss and gradients of rows, update network and rows, and return the loss."""
         pipeline, engine, transfers = self._pipeline, self._engine, self._engine.transfers
         with timed(engine.seconds, "backward"):
             on_host = transfers.down(outcome.loss)
@@ -413,9 +403,7 @@ class GraphStep:
 
 
 class DevicePipeline(TrainPipeline):
-    """Training step with the network or rows on a device, in one process. Parameters are those of
-    `TrainPipeline`.
-    """
+    """`TrainPipeline` with the network or rows on a device, in one process."""
 
     def __init__(
         self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader

@@ -84,9 +84,7 @@ class Objective:
         )
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single
-        process.
-        """
+        """Return L of a batch in one process, from logits ``[B]``, ``[B, T]`` or ``[B, K]``."""
         parts = (None if part is None else on_device(part, logits) for part in self.targets(batch))
         return self.of_targets(logits, Targets(*parts))  # type: ignore[arg-type]
 
@@ -144,9 +142,7 @@ class Objective:
         return [float(batch.size) if batch.weight is None else float(batch.weight.double().sum())]
 
     def joined(self, sums: Tensor, weights: Sequence[float]) -> Tensor:
-        """Return the scalar L from the numerators of this process and the denominators over all
-        processes.
-        """
+        """Return L from numerators of this process and denominators over all processes."""
         losses = sums / on_device(
             torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums
         )

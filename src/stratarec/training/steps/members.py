@@ -164,15 +164,11 @@ class BestMembers:
 
     @torch.no_grad()
     def reweight(self, samples: ScoredSamples) -> None:
-        """Choose new weights of the model's members by samples that were scored inside
-        `separate`.
-        """
+        """Choose new weights of the model's members by samples scored inside `separate`."""
         self._score.out.weights.copy_(torch.from_numpy(self._weights(samples)))
 
     def _weights(self, samples: ScoredSamples) -> NDArray[np.float32]:
-        """Return the weights of the members for samples with separate logits; 0 for tree members
-        that have no tree.
-        """
+        """Return the members' weights for separate logits; 0 for tree members that have no tree."""
         members, trees = samples.logit.shape[1], self._score.trees
         used = np.ones(members, np.bool_)
         if trees is not None:
@@ -332,9 +328,7 @@ def select_weights(
 
 
 def describe(model: CTRModel, members: BestMembers | None) -> str:
-    """Return a text that says how the members of an ensemble are combined; empty for other
-    models.
-    """
+    """Return how the members of an ensemble are combined, as text; empty for other models."""
     if not isinstance(model.network.score, EnsembleScore):
         return ""
     if members is None:

@@ -72,9 +72,7 @@ class Labels:
         self._clicks = self.label * self.weight
 
     def rates(self, code: Codes, size: int) -> ClickRates:
-        """Return the click rates of codes below `size`; `code` has the code of each sample,
-        ``[N]``.
-        """
+        """Return the click rates of codes below `size`; `code` is ``[N]``, one per sample."""
         clicks, samples = (np.bincount(code, column, size) for column in (self._clicks, self.weight))
         positive, total = (
             sums_of_other_parts(code, self.part, column) for column in (self._clicks, self.weight)
@@ -97,9 +95,7 @@ class Labels:
 
 
 def sums_of_other_parts(code: NDArray[Any], part: NDArray[Any], column: NDArray[Any]) -> Doubles:
-    """Return for each sample the sum of a column over the samples with its code that are in other
-    parts.
-    """
+    """Return for each sample the column's sum over samples of its code in other parts."""
     part_code = part * (code.max(initial=0) + 1) + code
     sums: Doubles = np.bincount(code, column)[code] - np.bincount(part_code, column)[part_code]
     return sums
@@ -187,9 +183,7 @@ def fit_pairs(
 
 
 def _codes_of(rows: Floats, categorical: Sequence[bool]) -> tuple[dict[int, Codes], dict[int, Floats]]:
-    """Return the codes of columns that may be part of a pair, and the edges of dense columns, by
-    column.
-    """
+    """Return the codes of columns that pairs may use, and the edges of dense columns, by column."""
     codes, edges, sizes = {}, {}, {}
     for column, numbers in enumerate(rows.T):
         is_dense = column >= len(categorical)

@@ -59,9 +59,7 @@ class TrainingState:
     threads: int = 0
     """Number of threads at the start of the last session; 0 before the first step."""
     may_differ: list[tuple[int, str]] = field(default_factory=list)
-    """Steps after which another run of the recipe may differ in its last bits, each with the
-    reason.
-    """
+    """Steps after which another run may differ in its last bits, each with the reason."""
 
     @property
     def speed(self) -> float:
@@ -106,18 +104,14 @@ class TrainingState:
         return {int(entry["step"]) for entry in chosen if entry is not None}
 
     def resume(self, total_steps: int, config: EarlyStoppingConfig) -> None:
-        """Mark a finished run as unfinished if the recipe's current length and patience ask for
-        more steps.
-        """
+        """Mark a finished run as unfinished if the recipe's length or patience now ask for more."""
         if self.finished and self.step < total_steps and not patience_exhausted(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
-    """Return the best evaluation, the first one if several are equal; None if the metric is NaN in
-    all of them.
-    """
+    """Return the best evaluation, the first of equal ones; None if the metric is always NaN."""
     comparable = [entry for entry in evaluations if not math.isnan(_goodness(entry, config))]
     return max(comparable, key=lambda entry: _goodness(entry, config), default=None)
 
@@ -144,9 +138,7 @@ def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingC
 
 
 def networks_are_unused(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Return whether the networks of an ensemble had no weight in the last `config.patience`
-    evaluations.
-    """
+    """Return whether an ensemble's networks had no weight in the last `patience` evaluations."""
     last = evaluations[-config.patience :] if config.patience else ()
     return len(last) == config.patience > 0 and all(
         entry.get("networks_weight", 1.0) < _NO_WEIGHT for entry in last
@@ -164,9 +156,7 @@ def _plain(entry: Evaluation) -> dict[str, Any]:
 
 
 def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> float:
-    """Return the factor on learning rates after these evaluations, as torch's `ReduceLROnPlateau`
-    computes it.
-    """
+    """Return the factor on learning rates after these evaluations, by `ReduceLROnPlateau`."""
     factor, highest, worse = 1.0, -math.inf, 0
     for entry in evaluations if config.patience else ():
         goodness = _goodness(entry, config)

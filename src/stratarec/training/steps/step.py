@@ -108,9 +108,7 @@ class Losses:
             self._read_first()
 
     def read(self) -> None:
-        """Read all losses, which waits for the device; `TrainingError` if one of them is not
-        finite.
-        """
+        """Read all losses, which waits for the device; `TrainingError` unless all are finite."""
         while self._unread:
             self._read_first()
 
@@ -174,16 +172,12 @@ class TrainPipeline:
         schedules do not.
         """
         self.say: Callable[[str], None] = lambda text: None
-        """Called with a line if steps on a device must run without a graph, although they could
-        have one.
-        """
+        """Called with a line if steps on a device could have a graph but must run without."""
 
     # Ahead of training
 
     def load(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Yield the batches of an epoch from number `first` on, with their requests. Another thread
-        reads ahead.
-        """
+        """Yield batches of an epoch from number `first` on, with requests; a thread reads ahead."""
         return run_ahead(lambda: self._loaded(epoch, first), self.loader.config.prefetch_batches)
 
     def _loaded(self, epoch: int, first: int) -> Iterator[Item]:
@@ -238,10 +232,9 @@ class TrainPipeline:
         )
 
     def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
-        """Return a function that is called with each item from now on, and returns the tensors that
-        its ids take along.
+        """Return a function from an item to the tensors that are sent to the device with its ids.
 
-        None if steps do not need that.
+        It is called with every item from now on, in order. None if steps send no such tensors.
         """
         return None
 
@@ -306,9 +299,7 @@ class TrainPipeline:
 
     @traced("backward")
     def backward(self, loss: Tensor, rows: LookedUp[Any]) -> list[Tensor]:
-        """Compute the gradients of the network and of looked-up rows, and return those of the
-        rows.
-        """
+        """Compute all gradients of a batch, and return those of the looked-up rows."""
         for weight in self._weights:
             weight.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -357,9 +348,7 @@ class TrainPipeline:
         self._rate_factor = self.engine.step_clock.rate_factor = factor
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the network at `step`. It is a float32 number, as in the
-        memory of a device.
-        """
+        """Return the network's learning rate at `step`, a float32 number as on a device."""
         dense = self.config.dense
         return float(np.float32(dense.learning_rate * dense.schedule.factor(step) * self.rate_factor))
 
@@ -376,9 +365,7 @@ class TrainPipeline:
         return observation
 
     def figures(self) -> list[dict[str, float]]:
-        """Return the `RankFigures` of each process, if there are several; otherwise an empty
-        list.
-        """
+        """Return the `RankFigures` of each process; an empty list for a single process."""
         return []
 
 
@@ -448,9 +435,7 @@ class WeightAverage:
         return {name: tensor.detach() for name, tensor in self._network.state_dict().items()}
 
     def share(self, step: int) -> float:
-        """Return the share of the weights after `step` in the average: 1 - decay, as a float32
-        number.
-        """
+        """Return the weights' share in the average after `step` (1 - decay) as a float32 number."""
         return float(np.float32(1 - min(self._decay, step / (step + _START)))) if self._decay else 0.0
 
     def update(self, share: float | Tensor) -> None:
@@ -477,9 +462,7 @@ class WeightAverage:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Use the average as the network's weights inside the context, and the trained weights
-        again after it.
-        """
+        """Use the average as the network's weights inside the context."""
         self.swap()
         try:
             yield

@@ -129,7 +129,7 @@ class ThreadTuner:
         last, self._measured = self._measured, now
         ran, waited = (max(b - a, 0.0) for a, b in zip(before, self._before, strict=True))
         if now - self._quota_read > _LONGEST:
-            # 5 ms
+            # Rarely, because reading the quota takes 5 ms.
             self._quota = quota() / self._ranks
             self._quota_read = now
         if last >= 0 and ran > 0:

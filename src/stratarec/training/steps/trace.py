@@ -24,9 +24,7 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.run.run_directory import TRACE
 
 Hook = Callable[[int], AbstractContextManager[object]]
-"""Function that is called with the number of each step. It returns a context in which the step
-runs.
-"""
+"""Function from the number of a step to a context in which the step runs."""
 
 
 class Span(NamedTuple):
@@ -55,9 +53,7 @@ class Tracer:
         self.spans.append(Span(name, thread, begin, time.perf_counter_ns(), step))
 
     def content(self, process: str) -> dict[str, Any]:
-        """Return the trace in Chrome's format, with times in microseconds since the beginning of
-        the first span.
-        """
+        """Return the trace in Chrome's format; times are microseconds since the first span."""
         origin = min((span.begin for span in self.spans), default=0)
         events: list[dict[str, Any]] = [_named("process_name", process, 0)]
         events += [_named("thread_name", name, thread) for thread, name in self.threads.items()]

@@ -172,15 +172,13 @@ def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tu
         trees, failed = booster.current_iteration(), 0
         loss = booster.eval_valid()[0][2] if is_validated else -trees
         if loss < least:
-            # a first draw without a split adds a constant, which is not counted
+            # A first draw without a split adds a constant, which is not counted.
             least, best = loss, min(trees, most)
     return best, False
 
 
 def _end_with_reader(pipe: int) -> None:
-    """End this process when nobody reads from the pipe: the process that trains networks has ended,
-    even by SIGKILL.
-    """
+    """End this process when the pipe has no reader: the training process ended, even by SIGKILL."""
     watcher = select.poll()
     watcher.register(pipe, 0)
     watcher.poll()

@@ -215,9 +215,7 @@ class TreeFit:
 
     @torch.no_grad()
     def _store(self, result: Mapping[str, NDArray[Any]]) -> None:
-        """Store the trees of members, which LightGBM wrote as text, and the click rates that they
-        compare.
-        """
+        """Store the trees of members (text of LightGBM), and the click rates that they compare."""
         codes = len(self._trees.features)
         models = [model.decode() for model in result["models"].tolist()]
         arrays = {name: result[name] for name in PAIR_ARRAYS}
@@ -246,8 +244,9 @@ def _has_both_classes(
 
 @torch.no_grad()
 def _fit_rates(trees: TreeMembers, rows: NDArray[np.float32], labels: Labels) -> None:
-    """Set the click rates of codes, and in `rows` replace the rate of each sample by that without
-    its part.
+    """Set the trees' click rates of codes, and those of the training samples `rows`.
+
+    The rate of a sample is that of its code in the other parts of the samples.
     """
     rated = trees.sizes.rated
     for place, (_, is_list) in enumerate(trees.features):

@@ -62,9 +62,7 @@ class Curves:
         self._add(state.step, {f"train/{name}": value for name, value in values.items()})
 
     def add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Add the metrics of an evaluation, an entry of `TrainingState.evaluations`, to the
-        curves.
-        """
+        """Add the metrics of an evaluation (of `TrainingState.evaluations`) to the curves."""
         values = {
             f"valid/{label}/{name}" if label else f"valid/{name}": metrics[name]
             for label, metrics in entry.get("labels", {"": entry}).items()
@@ -131,9 +129,7 @@ class Validation:
         return best(state.evaluations, stopping) is state.evaluations[-1]
 
     def _scored(self, state: TrainingState, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
-        """Return the scored validation split, and for an ensemble the figures of its members, under
-        ``members``.
-        """
+        """Return the scored validation split, and ``members``: figures of an ensemble's members."""
         score = partial(
             score_split,
             self.model,
