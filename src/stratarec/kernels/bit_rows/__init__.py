@@ -40,7 +40,7 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
 def gather(
     array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]
 ) -> None:
-    """Set ``out[i] = array[rows[i]]`` where ``mask[i]`` is true; leave other rows alone."""
+    """Set ``out[i] = array[rows[i]]`` where ``mask[i]`` is true; other rows are not touched."""
     arguments = array.reshape(-1), rows, mask, out.reshape(-1), array.shape[1]
     if _is_serial(out.nbytes):
         cpu.gather_part(*arguments, 0, len(rows))

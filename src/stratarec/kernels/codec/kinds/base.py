@@ -1,4 +1,4 @@
-"""What codecs share: their description, a record's layout, noise for stochastic rounding."""
+"""Common parts of codecs: description, layout of records, noise for stochastic rounding."""
 
 from __future__ import annotations
 
