@@ -56,7 +56,7 @@ BUDGETS = {
     "reporting": 2_125,
     "models": 2_955,
     "hot": 515,
-    "data": 8_905,
+    "data": 9_000,
     "embedding": 5_725,
     "batch": 355,
     "kernels": 9_455,

@@ -35,8 +35,8 @@ class PrepareConfig:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     """Limits that decide which values get a row."""
     shard_samples: int = 500_000
-    """Approximate number of samples in a shard. `prepare` needs memory for two shards: one is encoded
-    while another is written."""
+    """Approximate number of samples in a shard. `prepare` needs memory for two shards: one is
+    encoded while another is written."""
     groups: GroupMode = "auto"
     """Deduplication groups, whose values are stored once for each distinct value: the groups that
     the schema declares and groups that are found to repeat within sessions (``auto``), only
