@@ -112,6 +112,10 @@ def test_values_are_part_of_the_content(tmp_path: Path) -> None:
         ("=1/plain", {}),
         ("a=1/a=2", {"a": "2"}),
         (
+            "year=2024/month=3/day=__HIVE_DEFAULT_PARTITION__",
+            {"year": "2024", "month": "3", "day": None, "year-month-day": None},
+        ),
+        (
             "year=2024/month=3/day=05",
             {"year": "2024", "month": "3", "day": "05", "year-month-day": "2024-03-05"},
         ),
@@ -123,6 +127,14 @@ def test_names_and_values(tmp_path: Path, folder: str, columns: dict[str, str | 
     (file,) = expand((str(tmp_path / folder),))
     assert file.directory_columns(()) == columns
     assert file.directory_columns(columns) == {}
+
+
+def test_a_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """JSON files cannot contain it."""
+    (tmp_path / "a=\udcff").mkdir()
+    (tmp_path / "a=\udcff/log.csv").write_text("x\n1\n")
+    with pytest.raises(DataError, match=r"a=\\xff/log\.csv'.*not UTF-8; rename it"):
+        expand((str(tmp_path),))
 
 
 def clicks(day: int) -> pl.DataFrame:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -80,13 +80,11 @@ class InputFile:
         """
         parts = map(_PARTITION.fullmatch, self.path.split("/")[:-1])
         values = {unquote(part[1]): unquote(part[2]) for part in parts if part is not None}
-        if values.keys() >= {*DATE_PARTS}:
-            values["-".join(DATE_PARTS)] = "-".join(values[part].zfill(2) for part in DATE_PARTS)
-        return {
-            name: None if value in ("", _NO_VALUE) else value
-            for name, value in values.items()
-            if name not in own
-        }
+        columns = {name: None if value in ("", _NO_VALUE) else value for name, value in values.items()}
+        if columns.keys() >= {*DATE_PARTS}:
+            date = [part.zfill(2) for name in DATE_PARTS if (part := columns[name])]
+            columns["-".join(DATE_PARTS)] = "-".join(date) if len(date) == len(DATE_PARTS) else None
+        return {name: value for name, value in columns.items() if name not in own}
 
     def front(self) -> bytes:
         """Return the first bytes of the file as it is stored, from which its format is
@@ -252,12 +250,16 @@ def _input_file(system: Any, path: str, info: dict[str, Any]) -> InputFile:
     if isinstance(system, LocalFileSystem):
         with _as_data_error(path):
             open_regular(path).close()
-    stamp = next(
-        (str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), ""
-    )
-    return InputFile(
-        path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp
-    )
+    name = system.unstrip_protocol(path).removeprefix("file://")
+    with suppress(UnicodeEncodeError):
+        name.encode()
+        return InputFile(path=name, size=info["size"], stamp=_stamp(info))
+    raise LogPathError(f"{os.fsencode(name)!r}: its name is not UTF-8; rename it")
+
+
+def _stamp(info: Mapping[str, Any]) -> str:
+    keys = ("mtime", "LastModified", "etag", "created")
+    return next((str(info[key]) for key in keys if key in info), "")
 
 
 def no_rows(file: InputFile) -> DataError:
