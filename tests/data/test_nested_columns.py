@@ -63,7 +63,7 @@ def read(path: Path, on_bad_row: Any = None) -> pl.DataFrame:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_fields_of_objects_equal_flat_columns(tmp_path: Path, suffix: str) -> None:
     frame = pl.DataFrame(rows())
-    for name, part in (("nested", frame), ("flat", flattened(frame))):
+    for name, part in (("nested", frame), ("flat", flattened(frame, "log"))):
         FORMATS[suffix](part, tmp_path / f"{name}.{suffix}")
     nested = read(tmp_path / f"nested.{suffix}")
     assert nested.equals(read(tmp_path / f"flat.{suffix}"))
@@ -153,17 +153,52 @@ def test_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_frames_may_have_structs() -> None:
     nested = pl.DataFrame(rows(40)).drop("clicked")
-    for frame in (nested, nested.to_arrow()):
+    for frame in (nested, nested.to_arrow(), nested.to_arrow().to_batches()[0]):
         assert {name: column.to_list() for name, column in read_columns(frame).items()} == flattened(
-            nested
+            nested, "log"
         ).to_dict(as_series=False)
+
+
+def test_fields_of_a_missing_struct_are_missing() -> None:
+    """Also if the memory of the fields has values."""
+    struct = pa.StructArray.from_arrays([pa.array([1, 2])], ["id"], mask=pa.array([True, False]))
+    for frame in (pl.from_arrow(pa.table({"user": struct})), pa.table({"user": struct})):
+        assert read_columns(frame)["user.id"].to_list() == [None, 2]
+
+
+@pytest.mark.parametrize("kind", [pl.DataFrame, pa.table])
+def test_a_field_with_the_name_of_a_column_is_refused(kind: Callable[[Any], Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the frame: 2 columns are named 'user\.id'"):
+        read_columns(kind({"user.id": [1], "user": [{"id": 2}]}))
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"user.id": 1, "user": {"id": 2}}\n' * 9)
+    with pytest.raises(DataError, match=r"log\.jsonl: 2 columns are named 'user\.id'"):
+        read_sample((str(path),))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_names_that_look_like_patterns(tmp_path: Path, suffix: str) -> None:
+    """Polars reads * and ^...$ as patterns in expressions."""
+    values = {"clicked": 1, "*": "a", "^i.*$": "b", "item": {"*": "c", "^.*$": "d", "id": "e"}}
+    path = tmp_path / f"log.{suffix}"
+    FORMATS[suffix](
+        pl.DataFrame([values, values | {"clicked": 0, "item": values["item"] | {"id": "x"}}] * 9), path
+    )
+    names = ("*", "item.*", "item.^.*$", "item.id")
+    schema = Schema(label="clicked", sparse=tuple(SparseFeature(name=name) for name in names))
+    (chunk,) = open_rows(CsvConfig(paths=(str(path),), schema=schema), None).chunks(tmp_path)
+    assert chunk.frame.select(pl.exclude("clicked")).row(0) == ("a", "c", "d", "e")
+    guesses = {column.name: column.role for column in guess(read_sample((str(path),))).columns}
+    roles = {"clicked": "label", "(column 3)": "ignored", "item.id": "sparse"}
+    assert guesses == dict.fromkeys(names, "ignored") | roles
 
 
 def test_a_field_that_begins_late_is_found(tmp_path: Path) -> None:
     lines = rows(1500)
     for line in lines[:-1]:
         line["device"] = None
-    lines[-1]["device"] = {"os": {"name": "late"}}
     path = tmp_path / "log.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert read(path)["device.os.name"].drop_nulls().to_list() == ["late"]
+    for late in ({"os": {"name": "late"}}, {"os.name": "late"}):
+        lines[-1]["device"] = late
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        assert read(path)["device.os.name"].drop_nulls().to_list() == ["late"]

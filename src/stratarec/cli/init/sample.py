@@ -316,9 +316,17 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     if head.lstrip().startswith(b"{"):
         options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
         lacking = _incomplete(files, partial(_json_names, encoding=encoding))
-        frame = _json(heads, tail, files[-1]).drop(lacking, strict=False)
+        frame = _json(heads, tail, files[-1])
+        unnamed = _unnamed(frame.columns)
+        frame.columns = _column_names(frame.columns)
         sample = LogSample(
-            paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking
+            paths=paths,
+            kind="csv",
+            options=options,
+            frame=frame.drop(lacking, strict=False),
+            total=0,
+            incomplete=lacking,
+            unnamed=unnamed,
         )
         sample = _with_written_numbers(sample, "")
     else:
@@ -589,7 +597,7 @@ def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.Dat
             _check_json(head, file)
         path = next(iter(heads)).path
         raise DataError(f"{path}: the lines are not JSON objects with consistent types") from error
-    frame = flattened(frame)
+    frame = flattened(frame, last.path)
     given = [file.directory_columns(frame.columns) for file, _ in parts]
     if any(given):
         rows = [sum(bool(line.strip()) for line in part.split(b"\n")) for _, part in parts]

@@ -100,24 +100,35 @@ def read_frame(frame: Any, schema: Schema, nulls: Collection[str] = ()) -> dict[
 
 def _flat(frame: Any) -> Any:
     """Return a frame of Polars or Arrow with a column for each field of objects."""
+    if isinstance(frame, pa.RecordBatch):
+        frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table) and any(pa.types.is_struct(field.type) for field in frame.schema):
         return _flat(frame.flatten())
-    return flattened(frame) if isinstance(frame, pl.DataFrame) else frame
+    return flattened(frame, FRAME) if isinstance(frame, pl.DataFrame) else frame
 
 
-def flattened(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with a column for each field of objects, such as ``user.id``."""
-    while any(kind == pl.Struct for kind in frame.dtypes):
-        frame = frame.select(
-            part
-            for column in frame.iter_columns()
-            for part in (
-                [column.struct.field(key).alias(f"{column.name}.{key}") for key in column.struct.fields]
-                if column.dtype == pl.Struct
-                else [column]
-            )
-        )
-    return frame
+def flattened(frame: pl.DataFrame, path: str) -> pl.DataFrame:
+    """Return `frame` with a column for each field of objects, such as ``user.id``.
+
+    Raises
+    ------
+    DataError
+        If a field has the name of another column; the message begins with `path`.
+    """
+    columns = frame.get_columns()
+    while any(column.dtype == pl.Struct for column in columns):
+        columns = [part for column in columns for part in _fields(column)]
+    names = [column.name for column in columns]
+    if len(set(names)) < len(names):
+        check_present(names, [name for name in names if names.count(name) > 1], path)
+    return pl.DataFrame(columns)
+
+
+def _fields(column: pl.Series) -> list[pl.Series]:
+    if column.dtype != pl.Struct:
+        return [column]
+    # `struct.field` would read some names as patterns.
+    return [field.alias(f"{column.name}.{field.name}") for field in column.struct.unnest().iter_columns()]
 
 
 def _without(column: Any, nulls: Collection[str]) -> Any:

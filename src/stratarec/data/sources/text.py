@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +29,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import BadRows
+from stratarec.data.columns.frames import flattened
 from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.sources.files import InputFile
 from stratarec.data.sources.formats import DAMAGE, compression_of, decompressed_stream, refuse_packed
@@ -631,14 +631,12 @@ class JsonLines:
         return ""
 
     def _read(self, content: bytes, names: tuple[str, ...]) -> pl.DataFrame | None:
-        paths = {name: self.paths.get(name, (name,)) for name in names}
+        paths = [self.paths.get(name, (name,)) for name in names]
         if not content.strip():
             return pl.DataFrame(schema=dict.fromkeys(names, pl.String()))
         try:
-            frame = pl.read_ndjson(io.BytesIO(content), schema=_objects(paths.values())).select(
-                reduce(lambda column, key: column.struct.field(key), keys[1:], pl.col(keys[0])).alias(name)
-                for name, keys in paths.items()
-            )
+            objects = pl.read_ndjson(io.BytesIO(content), schema=_objects(paths))
+            frame = flattened(objects, self.path)[list(names)]
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
         nulls = ("", *self.nulls)
@@ -684,7 +682,7 @@ def first_json_fields(content: bytes, names: Sequence[str] = ()) -> dict[str, Js
     rare = [name for name in names if name not in fields]
     later_lines = parts[-1].split(b"\n") if rare and len(parts) > _NAME_LINES else []
     for name in rare:
-        key = json.dumps(name.rpartition(".")[2], ensure_ascii=False).encode()
+        key = json.dumps(name.rpartition(".")[2], ensure_ascii=False).encode()[1:]  # may follow a point
         for text in later_lines:
             if key in text:
                 add_json_fields(fields, text)
