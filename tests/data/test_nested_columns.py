@@ -202,3 +202,18 @@ def test_a_field_that_begins_late_is_found(tmp_path: Path) -> None:
         lines[-1]["device"] = late
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         assert read(path)["device.os.name"].drop_nulls().to_list() == ["late"]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("missing", [None, {}])
+def test_an_object_may_be_missing_in_all_rows_of_a_file(tmp_path: Path, suffix: str, missing: Any) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    for name, given in (("a", rows()), ("b", [row | {"device": missing} for row in rows()])):
+        frame = pl.DataFrame(given, schema=pl.DataFrame(rows()).schema)
+        FORMATS[suffix](frame, log / f"{name}.{suffix}")
+        if suffix == "jsonl":
+            (log / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    names = read(log)["device.os.name"]
+    assert names[:400].null_count() < names[400:].null_count() == 400
+    assert "device.os.name" in read_sample((str(log),)).frame.columns

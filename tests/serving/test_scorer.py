@@ -421,7 +421,8 @@ def test_words_for_missing_values_are_missing_in_frames(tmp_path: Path) -> None:
     mixed = columns | {"price": [cell if cell == "NA" else float(cell) for cell in columns["price"]]}
     arrays = {name: np.array(cells, dtype=object) for name, cells in mixed.items()}
     table = pl.DataFrame(columns)
-    for frame in (columns, floats, mixed, arrays, table, table.to_arrow()):
+    coded = table.with_columns(pl.col("item").cast(pl.Categorical))
+    for frame in (columns, floats, mixed, arrays, table, table.to_arrow(), coded, coded.to_arrow()):
         np.testing.assert_allclose(scorer.score(frame), expected, atol=1e-6)
     for row in range(20):
         one = {name: values[row : row + 1] for name, values in floats.items()}

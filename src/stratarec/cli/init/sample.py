@@ -315,8 +315,8 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
-        lacking = _incomplete(files, partial(_json_names, encoding=encoding))
         frame = _json(heads, tail, files[-1])
+        lacking = _incomplete(files, partial(_json_names, columns=frame.columns, encoding=encoding))
         unnamed = _unnamed(frame.columns)
         frame.columns = _column_names(frame.columns)
         sample = LogSample(
@@ -443,8 +443,8 @@ def _delimited(
     return _with_written_numbers(sample, mark)
 
 
-def _json_names(file: InputFile, encoding: str) -> list[str]:
-    return _with_directories(list(first_json_fields(_front(file, 1 << 20, encoding))), file)
+def _json_names(file: InputFile, columns: Sequence[str], encoding: str) -> list[str]:
+    return _with_directories(list(first_json_fields(_front(file, 1 << 20, encoding), columns)), file)
 
 
 def _with_directories(names: list[str], file: InputFile) -> list[str]:

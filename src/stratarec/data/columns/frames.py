@@ -33,7 +33,7 @@ from stratarec.data.columns.converter import (
     naming_column,
 )
 from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
-from stratarec.data.columns.text_values import series_of_lists, split_text
+from stratarec.data.columns.text_values import TEXT_TYPES, series_of_lists, split_text
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import DataError
 
@@ -88,8 +88,10 @@ def read_frame(frame: Any, schema: Schema, nulls: Collection[str] = ()) -> dict[
     for name in schema.scored_columns:
         with naming_column(FRAME, name):
             column = read_column(name, _without(frame[name], nulls), is_number=name in numbers)
-            is_text = bool(nulls) and column.dtype == pl.String
-            columns[name] = column.set(column.is_in(nulls), None) if is_text else column
+            if nulls and column.dtype in TEXT_TYPES:
+                column = column.cast(pl.String)
+                column = column.set(column.is_in(nulls), None)
+            columns[name] = column
     rows = check_lengths(columns)
     bad = BadRows(None)
     converter = Converter(FRAME, 1 + np.arange(rows, dtype=np.int64), bad)

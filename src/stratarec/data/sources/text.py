@@ -688,7 +688,17 @@ def first_json_fields(content: bytes, names: Sequence[str] = ()) -> dict[str, Js
                 add_json_fields(fields, text)
             if name in fields:
                 break
+    for name in rare:
+        if name not in fields:
+            _add_field_of_null(fields, name)
     return without_objects(fields)
+
+
+def _add_field_of_null(fields: dict[str, JsonField], name: str) -> None:
+    """Add the field `name` if one of `fields` is always null or empty, and may be its object."""
+    for outer, (path, value) in list(fields.items()):
+        if value is None and name.startswith(f"{outer}."):
+            fields[name] = JsonField((*path, *name.removeprefix(f"{outer}.").split(".")), None)
 
 
 def add_json_fields(fields: dict[str, JsonField], text: bytes) -> None:
@@ -711,10 +721,10 @@ def _add_fields(fields: dict[str, JsonField], row: object, path: tuple[str, ...]
     for key, value in row.items() if isinstance(row, dict) else ():
         inner = (*path, key)
         name = ".".join(inner)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             _add_fields(fields, value, inner)
         elif name not in fields or fields[name].value is None:
-            fields[name] = JsonField(inner, value)
+            fields[name] = JsonField(inner, None if value == {} else value)
 
 
 def _refuse_constant(constant: str) -> None:
