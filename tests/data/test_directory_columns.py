@@ -110,6 +110,7 @@ def test_values_are_part_of_the_content(tmp_path: Path) -> None:
         ("a=1/b=x%20y", {"a": "1", "b": "x y"}),
         ("a=", {"a": None}),
         ("=1/plain", {}),
+        ("^x$=1/%5Ex$=2", {}),
         ("a=1/a=2", {"a": "2"}),
         (
             "year=2024/month=3/day=__HIVE_DEFAULT_PARTITION__",

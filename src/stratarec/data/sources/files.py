@@ -84,7 +84,8 @@ class InputFile:
         if columns.keys() >= {*DATE_PARTS}:
             date = [part.zfill(2) for name in DATE_PARTS if (part := columns[name])]
             columns["-".join(DATE_PARTS)] = "-".join(date) if len(date) == len(DATE_PARTS) else None
-        return {name: value for name, value in columns.items() if name not in own}
+        # Polars would read ^...$ as a pattern.
+        return {name: columns[name] for name in columns if name not in own and not name.startswith("^")}
 
     def front(self) -> bytes:
         """Return the first bytes of the file as it is stored, from which its format is
