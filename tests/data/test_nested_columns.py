@@ -171,15 +171,25 @@ def test_a_field_with_the_name_of_a_column_is_refused(kind: Callable[[Any], Any]
     with pytest.raises(DataError, match=r"the frame: 2 columns are named 'user\.id'"):
         read_columns(kind({"user.id": [1], "user": [{"id": 2}]}))
     path = tmp_path / "log.jsonl"
-    path.write_text('{"user.id": 1, "user": {"id": 2}}\n' * 9)
-    with pytest.raises(DataError, match=r"log\.jsonl: 2 columns are named 'user\.id'"):
-        read_sample((str(path),))
+    for text in ('{"user.id": 1, "user": {"id": 2}}\n', '{"user.id": 1}\n{"user": {"id": 2}}\n'):
+        path.write_text(text * 9)
+        for read_log in (read, lambda path: read_sample((str(path),))):
+            with pytest.raises(DataError, match=r"log\.jsonl: 2 columns are named 'user\.id'"):
+                read_log(path)
+    lines = [row | ({"x": {"y": 1}} if place % 2 else {"x.y": 1}) for place, row in enumerate(rows())]
+    path.write_text("\n".join(map(json.dumps, lines)))  # the schema does not have it
+    assert read(path).height == 400
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_names_that_look_like_patterns(tmp_path: Path, suffix: str) -> None:
     """Polars reads * and ^...$ as patterns in expressions."""
-    values = {"clicked": 1, "*": "a", "^i.*$": "b", "item": {"*": "c", "^.*$": "d", "id": "e"}}
+    values: dict[str, Any] = {
+        "clicked": 1,
+        "*": "a",
+        "^i.*$": "b",
+        "item": {"*": "c", "^.*$": "d", "id": "e"},
+    }
     path = tmp_path / f"log.{suffix}"
     FORMATS[suffix](
         pl.DataFrame([values, values | {"clicked": 0, "item": values["item"] | {"id": "x"}}] * 9), path

@@ -233,7 +233,8 @@ class CsvSource:
             check_json_lines(content, file.path)
             fields = first_json_fields(content, self._names)
             given = self._given(file, list(fields))
-            check_present([*fields, *given], self._names if fields else (), file.path)
+            repeated = [name for name, field in fields.items() if field.is_repeated]
+            check_present([*fields, *given, *repeated], self._names if fields else (), file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for
             # delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]

@@ -667,6 +667,8 @@ class JsonField(NamedTuple):
 
     path: tuple[str, ...]
     value: Any
+    is_repeated: bool = False
+    """Whether fields with other keys have the same name."""
 
 
 def first_json_fields(content: bytes, names: Sequence[str] = ()) -> dict[str, JsonField]:
@@ -696,7 +698,7 @@ def first_json_fields(content: bytes, names: Sequence[str] = ()) -> dict[str, Js
 
 def _add_field_of_null(fields: dict[str, JsonField], name: str) -> None:
     """Add the field `name` if one of `fields` is always null or empty, and may be its object."""
-    for outer, (path, value) in list(fields.items()):
+    for outer, (path, value, _) in list(fields.items()):
         if value is None and name.startswith(f"{outer}."):
             fields[name] = JsonField((*path, *name.removeprefix(f"{outer}.").split(".")), None)
 
@@ -725,6 +727,8 @@ def _add_fields(fields: dict[str, JsonField], row: object, path: tuple[str, ...]
             _add_fields(fields, value, inner)
         elif name not in fields or fields[name].value is None:
             fields[name] = JsonField(inner, None if value == {} else value)
+        elif fields[name].path != inner and value is not None:
+            fields[name] = fields[name]._replace(is_repeated=True)
 
 
 def _refuse_constant(constant: str) -> None:
