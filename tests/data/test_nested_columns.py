@@ -203,6 +203,19 @@ def test_names_that_look_like_patterns(tmp_path: Path, suffix: str) -> None:
     assert guesses == dict.fromkeys(names, "ignored") | roles
 
 
+def test_init_refuses_very_deep_objects(tmp_path: Path) -> None:
+    path, lines = tmp_path / "log.jsonl", [json.dumps(row) for row in rows(40)]
+    for levels in (60, 500, 100_000):
+        lines[7] = '{"clicked": 1, "a": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
+        path.write_text("\n".join(lines))
+        if levels < 64:
+            assert read_sample((str(path),)).frame.height == 40
+        else:
+            problem = rf"log\.jsonl, line 8: objects and lists in {levels + 1} levels"
+            with pytest.raises(DataError, match=problem):
+                read_sample((str(path),))
+
+
 def test_a_field_that_begins_late_is_found(tmp_path: Path) -> None:
     lines = rows(1500)
     for line in lines[:-1]:

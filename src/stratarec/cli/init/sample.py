@@ -65,6 +65,8 @@ _ROWS = 200_000
 # Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
 _MAX_LINE_BYTES = 4 << 20
+# Maximum number of levels of objects and lists in a line of JSON.
+_LEVELS = 64
 # Lines before a header: comments, and the delimiter.
 _PREAMBLE, _SHOWN_BYTES = re.compile(rb"#|sep=.\s*$"), 40
 _HASH = re.compile("(?i)(?=.*[0-9])[0-9a-f]{8,}")
@@ -590,6 +592,8 @@ def _is_number(text: str) -> bool:
 def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.DataFrame:
     """Read the beginnings of files, and the end of the file `last`."""
     parts = [*heads.items(), (last, tail)]
+    for file, part in heads.items():
+        _check_levels(part, file)
     try:
         frame = pl.read_ndjson(io.BytesIO(b"".join(part for _, part in parts)), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
@@ -608,6 +612,24 @@ def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.Dat
     return frame.with_columns(
         column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128
     )
+
+
+def _check_levels(head: bytes, file: InputFile) -> None:
+    """Raise `DataError` for a line with too many levels of objects and lists: the time in which
+    Polars finds their type is cubic in the levels.
+    """
+    content = np.frombuffer(head + b"\n", dtype=np.uint8)
+    steps = np.isin(content, [*b"{["]).astype(np.int64) - np.isin(content, [*b"}]"])
+    levels, ends = np.cumsum(steps), np.flatnonzero(content == ord("\n"))
+    starts = np.append(0, ends[:-1] + 1)
+    most = np.maximum.reduceat(levels, starts) - levels[starts] + steps[starts]
+    deep = np.flatnonzero(most > _LEVELS)
+    if len(deep):
+        line = int(deep[0])
+        raise DataError(
+            f"{file.path}, line {line + 1}: objects and lists in {int(most[line])} levels, expected at "
+            f"most {_LEVELS}"
+        )
 
 
 def _check_json(head: bytes, file: InputFile) -> None:
