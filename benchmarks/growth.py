@@ -221,11 +221,9 @@ def _columns(work: Path, features: int, dense: int, samples: int, values: int) -
     """Write a log of uniform values and return its source; the first `dense` features are
     numbers.
     """
-    draw, path, names = (
-        np.random.default_rng(2),
-        work / "log.parquet",
-        [f"f{number}" for number in range(features)],
-    )
+    draw = np.random.default_rng(2)
+    path = work / "log.parquet"
+    names = [f"f{number}" for number in range(features)]
     columns = {name: draw.integers(0, values, samples) for name in names}
     pl.DataFrame({"label": draw.integers(0, 2, samples), **columns}).write_parquet(path)
     named = [{"name": name} for name in names]

@@ -143,10 +143,8 @@ def synthetic(folder: Path, quick: bool) -> Recipe:
     source = SyntheticConfig(
         samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7
     )
-    vocabulary, split = (
-        VocabularyConfig(min_count=1, tail_buckets=16),
-        SplitConfig(by="fraction", valid=0.1, test=0.2),
-    )
+    vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
+    split = SplitConfig(by="fraction", valid=0.1, test=0.2)
     data = PrepareConfig(source=source, path=str(folder / "synthetic"), vocabulary=vocabulary, split=split)
     prepare(data, name="synthetic")
     demo = Recipe.load(Path(__file__).parents[1] / "src" / "stratarec" / "recipes" / "demo.yaml")

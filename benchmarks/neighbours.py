@@ -285,10 +285,8 @@ def gate(folder: Path, samples: int) -> None:
     """
     dataset = prepare(recipe(folder, "gate", samples).data)
     batch = next(iter(Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).batches(0)))
-    plain, ours = (
-        Plain(dataset),
-        build_model(DCNv2Config(initial_logit="zero"), dataset.schema, dataset.table_rows()),
-    )
+    plain = Plain(dataset)
+    ours = build_model(DCNv2Config(initial_logit="zero"), dataset.schema, dataset.table_rows())
     plain.network.load_state_dict(ours.network.score.state_dict())
     rows = [ours.embeddings.table(feature.vocabulary)["weight"] for feature in dataset.schema.sparse]
     with torch.no_grad():

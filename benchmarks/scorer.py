@@ -217,10 +217,8 @@ def run(quick: bool) -> dict[str, Any]:
         root = Path(folder)
         frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
         exported = make_export(root, 5 if quick else 50)
-        scorer, without = (
-            Scorer.open(exported, runtime="onnxruntime"),
-            Scorer.open(exported, runtime="torch"),
-        )
+        scorer = Scorer.open(exported, runtime="onnxruntime")
+        without = Scorer.open(exported, runtime="torch")
         # Use only values in the vocabularies, because the peers do not support the tail.
         for name, entry in scorer.manifest.vocabularies.items():
             known = pl.read_parquet(exported / entry.path)["value"][: entry.values]

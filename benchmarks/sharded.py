@@ -217,10 +217,8 @@ def peer_kinds(shape: Shape, ranks: int) -> dict[str, dict[str, str | int]]:
     """
     whole = balanced(shape, ranks)
     ordered = sorted(range(len(shape.sizes)), key=lambda i: shape.sizes[i])
-    large, small = (
-        {f"t{i}" for i in ordered[-4:]},
-        {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS},
-    )
+    large = {f"t{i}" for i in ordered[-4:]}
+    small = {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS}
     return {
         "table_wise": dict(whole),
         "row_wise": dict.fromkeys(whole, "row"),

@@ -259,11 +259,9 @@ def take_turns(
 
 def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
     """Return the samples per second of the loader alone."""
-    loader, began, samples = (
-        Loader(dataset, "train", LoaderConfig(batch_size=batch)),
-        time.perf_counter(),
-        0,
-    )
+    loader = Loader(dataset, "train", LoaderConfig(batch_size=batch))
+    began = time.perf_counter()
+    samples = 0
     while time.perf_counter() - began < seconds:
         for step in loader.epoch(0):
             samples += step.size

@@ -300,11 +300,9 @@ def whole(root: str) -> None:
     print(json.dumps(len(scores[0].logit)))
 
 
-_UPDATE, _PIN, _TAKEN = (
-    TrainPipeline.update_network,
-    lazy_device.Driver.__base__.pinned,
-    accelerator._Pinned._allocate,
-)
+_UPDATE = TrainPipeline.update_network
+_PIN = lazy_device.Driver.__base__.pinned
+_TAKEN = accelerator._Pinned._allocate
 _FAILING: set[str] = set()
 
 

@@ -155,10 +155,8 @@ def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) 
         rows[7, -1] = (np.nan, np.inf, -np.inf, 7e4)[seed % 4]
     level = level_of(codec, rows)
     count, draws = len(rows), np.random.default_rng(seed)
-    places, keys = (
-        draws.permutation(count + 3)[:count],
-        draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2,
-    )
+    places = draws.permutation(count + 3)[:count]
+    keys = draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2
     results = []
     for memory in _memories(optimizer, count, codec.width):
         memory.write(np.arange(count), level, np.arange(count))

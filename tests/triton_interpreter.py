@@ -122,11 +122,9 @@ def _store(addresses: Any, value: Any, mask: Any) -> Any:
 
 # Types are equal if their names are. Building them anew for every operation took a third of the
 # time.
-_DTYPE_OF, _BLOCK, _TENSOR = (
-    interpreter._get_np_dtype,
-    language.block_type.__init__,
-    language.tensor.__init__,
-)
+_DTYPE_OF = interpreter._get_np_dtype
+_BLOCK = language.block_type.__init__
+_TENSOR = language.tensor.__init__
 _dtypes: dict[str, Any] = {}
 _blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
 _tensors: dict[str, dict[str, Any]] = {}

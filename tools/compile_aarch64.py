@@ -47,13 +47,11 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     from stratarec.kernels.simd import bits, lanes, prefetch, vector
 
     u8, u16, f32, i32 = (kind[::1] for kind in (types.uint8, types.uint16, types.float32, types.int32))
-    words, word, index, number, short = (
-        types.int64[::1],
-        types.int64,
-        types.uint64,
-        types.float32,
-        types.uint32,
-    )
+    words = types.int64[::1]
+    word = types.int64
+    index = types.uint64
+    number = types.float32
+    short = types.uint32
 
     @njit(**team.BODY)
     def body(member: Any, array: Any) -> None:

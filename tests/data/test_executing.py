@@ -131,7 +131,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(
 ) -> None:
     write_logs(tmp_path)
     for count in (1, 3):
-        monkeypatch.setattr(threads, "cores", lambda count=count: count)
+        monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
         path = str(tmp_path / f"{count}")
         prepare(PrepareConfig(source=sources(tmp_path)[kind], path=path, shard_samples=700), name="same")
     assert contents(tmp_path / "1") == contents(tmp_path / "3")

@@ -16,6 +16,7 @@ import yaml
 from pyarrow import feather
 
 from stratarec.cli import main
+from stratarec.cli.init import sample
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
 from stratarec.data.columns.frames import flattened, read_columns
@@ -214,6 +215,17 @@ def test_init_refuses_very_deep_objects(tmp_path: Path) -> None:
             problem = rf"log\.jsonl, line 8: objects and lists in {levels + 1} levels"
             with pytest.raises(DataError, match=problem):
                 read_sample((str(path),))
+
+
+def test_init_refuses_very_deep_objects_at_the_end_of_a_large_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "_HEAD_BYTES", 1 << 12)
+    path, lines = tmp_path / "log.jsonl", [json.dumps(row) for row in rows(400)]
+    lines[-3] = '{"clicked": 1, "a": ' + '{"a": ' * 500 + "1" + "}" * 501
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(DataError, match=r"log\.jsonl, one of the last lines: .* in 501 levels"):
+        read_sample((str(path),))
 
 
 def test_a_field_that_begins_late_is_found(tmp_path: Path) -> None:

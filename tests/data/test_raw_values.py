@@ -98,10 +98,8 @@ def test_booleans_are_the_same_category_everywhere(rows: int, tmp_path: Path) ->
     for texts in (["true", "false", ""], ["True", "False", ""], ["TRUE", "FALSE", ""]):
         for form, values in in_every_format(texts, feature, tmp_path).items():
             assert values == expected, form
-    schema, flags = (
-        Schema(label="y", sparse=(feature,)),
-        pl.DataFrame({"y": [0] * 3, "member": [True, False, None]}),
-    )
+    schema = Schema(label="y", sparse=(feature,))
+    flags = pl.DataFrame({"y": [0] * 3, "member": [True, False, None]})
     flags.write_parquet(tmp_path / "flags.parquet")
     flags.write_ndjson(tmp_path / "flags.jsonl")
     parquet = ParquetSource(ParquetConfig(paths=(str(tmp_path / "flags.parquet"),), schema=schema), "error")

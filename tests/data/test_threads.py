@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -17,7 +20,7 @@ from stratarec.data.threads import ahead, map_threads
 def test_map_threads_keeps_the_order_and_raises_the_first_error(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: count)
+    monkeypatch.setattr(threads, "thread_count", lambda: count)
     assert map_threads(lambda item: item * item, range(100)) == [item * item for item in range(100)]
     assert map_threads(str, []) == []
     with pytest.raises(ZeroDivisionError):
@@ -25,9 +28,18 @@ def test_map_threads_keeps_the_order_and_raises_the_first_error(
 
 
 def test_map_threads_runs_items_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 3)
+    monkeypatch.setattr(threads, "thread_count", lambda: 3)
     barrier = threading.Barrier(3, timeout=30)
     map_threads(lambda _: barrier.wait(), range(3))
+
+
+def test_a_process_with_one_thread_of_polars_uses_one() -> None:
+    program = "from stratarec.data.threads import thread_count; print(thread_count())"
+    environment = os.environ | {"POLARS_MAX_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True
+    )
+    assert done.stdout == b"1\n"
 
 
 def test_ahead_computes_exactly_one_item_in_advance() -> None:

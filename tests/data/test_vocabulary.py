@@ -79,10 +79,8 @@ def test_unsigned_64_bit_ids_share_a_vocabulary_with_others_as_text(tmp_path: Pa
 
 def prepare_items(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
     frame = pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items})
-    schema, path = (
-        Schema(sparse=(SparseFeature(name="item"),)),
-        str(root / f"data-{len(list(root.iterdir()))}"),
-    )
+    schema = Schema(sparse=(SparseFeature(name="item"),))
+    path = str(root / f"data-{len(list(root.iterdir()))}")
     return prepare(log_config(root, schema, frame, path=path, vocabulary=VocabularyConfig(**vocabulary)))
 
 

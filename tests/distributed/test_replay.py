@@ -147,10 +147,8 @@ def test_a_rank_without_peers_receives_what_it_sends() -> None:
 def test_a_predicted_step_is_computation_plus_communication(
     home: Path, exchange: str, tmp_path: Path
 ) -> None:
-    recipe, where = (
-        make_recipe(home, tmp_path, distributed={"exchange": exchange}),
-        Cluster(hosts=2, ranks=2),
-    )
+    recipe = make_recipe(home, tmp_path, distributed={"exchange": exchange})
+    where = Cluster(hosts=2, ranks=2)
     dataset = Dataset.open(recipe.data.path)
     seconds = rank_seconds(recipe, dataset, where)
     assert seconds > 0

@@ -381,10 +381,8 @@ def test_a_checkpoint_loads_under_another_policy_with_every_row_in_its_slot(tmp_
     again = collection(codec="int8", policy="rank")
     assert again.load(tmp_path / "saved", module.save(tmp_path / "saved")) == ""
     assert_same(module, again)
-    slots, directories = (
-        np.arange(cached(module).directory.slots),
-        [cached(each).directory for each in (module, again)],
-    )
+    slots = np.arange(cached(module).directory.slots)
+    directories = [cached(each).directory for each in (module, again)]
     np.testing.assert_array_equal(*(directory.rows_in(slots) for directory in directories))
     np.testing.assert_array_equal(*(directory.stamps_in(slots) for directory in directories))
 

@@ -334,10 +334,8 @@ def _change_tensors(file: Path, draws: random.Random) -> str:
     if not results:
         return "has no tensor"
     name = draws.choice(sorted(results))
-    tensor, how = (
-        results[name],
-        draws.choice(("values", "values", "values", "values", "shape", "type", "name", "bytes")),
-    )
+    tensor = results[name]
+    how = draws.choice(("values", "values", "values", "values", "shape", "type", "name", "bytes"))
     if how == "values":
         values = tensor.numpy()
         how = _spoil(values.reshape(-1), draws) if tensor.numel() else how

@@ -50,10 +50,8 @@ def test_expand_and_fold_match_the_reference_bitwise(
     segment = torch.repeat_interleave(torch.arange(segments), torch.tensor(starts).diff())
     expected = dedup.reference_expand(pooled.clone(), spans, segment)
     assert torch.equal(segment_columns.expand(pooled), expected)
-    folded, expected = (
-        segment_columns.fold(gradient),
-        dedup.reference_fold(gradient, spans, segment, segments),
-    )
+    folded = segment_columns.fold(gradient)
+    expected = dedup.reference_fold(gradient, spans, segment, segments)
     folded[segments:, columns] = 0  # not written
     assert torch.equal(folded, expected)
 
@@ -62,10 +60,8 @@ def test_expand_and_fold_match_the_reference_bitwise(
 @pytest.mark.parametrize("width", [16, 37])
 def test_sums_of_rows_match_the_reference_bitwise(threads: int, width: int) -> None:
     draws = torch.Generator().manual_seed(width)
-    gradient, inverse = (
-        torch.randn(60, width, generator=draws),
-        torch.randint(0, 9, (60,), generator=draws).int(),
-    )
+    gradient = torch.randn(60, width, generator=draws)
+    inverse = torch.randint(0, 9, (60,), generator=draws).int()
     torch.set_num_threads(threads)
     expected = dedup.reference_sum_rows(gradient, inverse, 11)
     assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
@@ -78,10 +74,8 @@ def test_windows_gather_and_scatter_like_the_reference_bitwise(threads: int, wid
     values, longest = 23, 6
     length = torch.randint(0, longest + 1, (40,), generator=draws)
     start = (torch.rand(40, generator=draws) * (values - length + 1)).long()
-    rows, gradient = (
-        torch.randn(values, width, generator=draws),
-        torch.randn(40, longest, width, generator=draws),
-    )
+    rows = torch.randn(values, width, generator=draws)
+    gradient = torch.randn(40, longest, width, generator=draws)
     torch.set_num_threads(threads)
     places = dedup.reference_window_places(start, length, longest, values)
     gathered = dedup.gather_windows(rows, start, length, longest)

@@ -136,10 +136,8 @@ def state_of(rule: RowUpdate, slots: Slots, row: int, width: int) -> dict[str, t
 def test_rows_of_every_width_are_updated() -> None:
     for number, width in enumerate(WIDTHS):
         bags, rule = lookups_of(width), rule_of(UPDATES[number % len(UPDATES)])
-        weights, gradient = (
-            weights_of(width),
-            torch.randn(SAMPLES, 2 * width, generator=torch.Generator().manual_seed(width)),
-        )
+        weights = weights_of(width)
+        gradient = torch.randn(SAMPLES, 2 * width, generator=torch.Generator().manual_seed(width))
         full = allocate(ROWS * width * (2 if rule.kind == "adam" else 1))
         slots = Slots(weights, allocate(ROWS), full, np.zeros(0, np.int32))
         lookups = [
@@ -202,10 +200,8 @@ def test_records_of_every_width_keep_their_rows(kind: str) -> None:
             np.zeros(1, np.float32),
             np.zeros(0, np.int32),
         )
-        records, again = (
-            np.zeros((ROWS, form.record_bytes), np.uint8),
-            tuple(np.zeros_like(part) for part in slots),
-        )
+        records = np.zeros((ROWS, form.record_bytes), np.uint8)
+        again = tuple(np.zeros_like(part) for part in slots)
         assert codec.encode(form, slots, places, records, places, keys, 1) < 0
         codec.decode(form, records, places, again, places)
         step = 1.0 if kind == "int4" else 0.05

@@ -233,10 +233,8 @@ def test_every_trained_tensor_has_a_part_for_each_member() -> None:
 
 
 def test_shared_vectors_score_like_one_vector_per_sample() -> None:
-    ensemble, segments = (
-        score(1).float(),
-        Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True)),
-    )
+    ensemble = score(1).float()
+    segments = Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, CONFIG.vector_width)
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)

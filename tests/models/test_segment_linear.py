@@ -101,11 +101,9 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_nan_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
-    weight, bias, columns = (
-        torch.eye(2),
-        torch.zeros(2),
-        (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64)),
-    )
+    weight = torch.eye(2)
+    bias = torch.zeros(2)
+    columns = (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
         result = segment_linear(
             own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True

@@ -17,8 +17,6 @@ def zipf(rows: int, exponent: float) -> Popularity:
     heads = np.arange(1.0, min(rows, _EXACT) + 1)
     edges = np.geomspace(len(heads) + 0.5, rows + 0.5, 2000) if rows > len(heads) else np.zeros(1)
     middle = (edges[1:] + edges[:-1]) / 2
-    weight, count = (
-        np.concatenate([heads, middle]) ** -exponent,
-        np.concatenate([np.ones_like(heads), np.diff(edges)]),
-    )
+    weight = np.concatenate([heads, middle]) ** -exponent
+    count = np.concatenate([np.ones_like(heads), np.diff(edges)])
     return Popularity(rows=count, share=weight / (weight * count).sum(), by_id=True)

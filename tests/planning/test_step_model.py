@@ -87,10 +87,8 @@ def test_sptt_sends_the_bytes_of_flat_between_hosts_and_none_within_a_host(
 
 @given(clusters, st.floats(1, 64))
 def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Cluster, ratio: float) -> None:
-    plain, towers = (
-        exchange_bytes(cluster, WORK, SPTT),
-        exchange_bytes(cluster, WORK, replace(SPTT, compression=ratio)),
-    )
+    plain = exchange_bytes(cluster, WORK, SPTT)
+    towers = exchange_bytes(cluster, WORK, replace(SPTT, compression=ratio))
     assert towers.between == pytest.approx(plain.between / ratio)
     assert towers.inside == plain.inside
 

@@ -277,10 +277,8 @@ def test_tables_keep_the_precision_of_training(root: Path, log: pl.DataFrame, pr
     with open_run(root / f"run-tiered-{precision}") as trained:
         expected = trained.model.embeddings.rows("item", 0, table.rows)["weight"].numpy()
         tables = trained.model.embeddings.engine.tables_of("item")
-        home, slots = (
-            tables.read_records("item", 0, table.rows)[1],
-            tables.rows_in_slots("item", 0, table.rows),
-        )
+        home = tables.read_records("item", 0, table.rows)[1]
+        slots = tables.rows_in_slots("item", 0, table.rows)
     assert len(slots) == table.float32_rows > 10
     np.testing.assert_array_equal(actual[slots], expected[slots])
     assert home.sum() > 10

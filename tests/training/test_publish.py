@@ -104,10 +104,8 @@ def test_rows_of_the_batch_give_deltas_where_all_rows_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decayed = {"kind": "rowwise_adagrad", "rows": "all", "weight_decay": 0.1}
-    run, folder = (
-        begin(tmp_path, train={"embedding": decayed}, vocabulary={"min_count": 1}),
-        tmp_path / "serve",
-    )
+    run = begin(tmp_path, train={"embedding": decayed}, vocabulary={"min_count": 1})
+    folder = tmp_path / "serve"
     publishing.publish(run, folder)
     for day, words in (
         (1, "00001 full train.embedding.rows=batch"),

@@ -100,10 +100,8 @@ def directory() -> None:
         ]
         host = Directory(tables, tiers.tables, policy="lru", ways=32, seed=1)
         start = host.layout.slot_start
-        group, places = (
-            group_layout(tables, {}, start[:-1].tolist(), np.diff(start).tolist()),
-            np.arange(len(names)),
-        )
+        group = group_layout(tables, {}, start[:-1].tolist(), np.diff(start).tolist())
+        places = np.arange(len(names))
         columns = [steps.NAMES.index(name) for name in names]
         # The first batches fill the slots.
         filling = [THREADS[-1]] * (1 if SMALL else 10)

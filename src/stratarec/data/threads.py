@@ -10,19 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import polars as pl
+
 from stratarec.kernels.runtime.cores import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def thread_count() -> int:
+    """Return the number of processors, or fewer if Polars may use fewer, as in a worker of Ray."""
+    return min(cores(), pl.thread_pool_size())
+
+
 def map_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Apply `function` to all items, on as many threads as there are processors.
+    """Apply `function` to all items, on `thread_count` threads.
 
     The results have the order of the items. If several calls fail, the error of the first of these
     items is raised.
     """
-    threads = min(cores(), len(items))
+    threads = min(thread_count(), len(items))
     if threads < 2:
         return list(map(function, items))
     with ThreadPoolExecutor(threads, "stratarec-columns") as pool:

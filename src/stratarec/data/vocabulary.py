@@ -361,10 +361,8 @@ class Vocabulary:
             alive = eviction.alive(pl.concat([inherited, admitted]))
             stay, get_row = alive[: len(inherited)], alive[len(inherited) :]
             evicted = inherited.filter(~stay & inherited["count"].is_not_null())
-            rare, held_out = (
-                pl.concat([evicted, admitted.filter(~get_row), held_out, rare]),
-                held_out.clear(),
-            )
+            rare = pl.concat([evicted, admitted.filter(~get_row), held_out, rare])
+            held_out = held_out.clear()
             inherited = inherited.with_columns(
                 pl.when(stay).then(pl.col(name)).alias(name) for name in counted.columns
             )

@@ -242,10 +242,8 @@ class FlatExchange:
         """Return the layout of the rows that this rank sends to each rank, and the shapes of its
         tables' outputs.
         """
-        streams, row_array = (
-            self._streams[self._rank],
-            {key: 1 + n for n, key in enumerate(self._local_rows)},
-        )
+        streams = self._streams[self._rank]
+        row_array = {key: 1 + n for n, key in enumerate(self._local_rows)}
         # ``done[s]`` counts the rows of previous ranks in stream s, because `join_requests` appends
         # rank after rank.
         shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)

@@ -100,10 +100,8 @@ class Wire:
         if self._config is None:
             # A view without a copy: most runs use this wire.
             return rows.view(torch.uint8)
-        out, key = (
-            np.empty(self.bytes_of(spans), dtype=np.uint8),
-            table_key(self._seed, f"{direction}/{self._rank}"),
-        )
+        out = np.empty(self.bytes_of(spans), dtype=np.uint8)
+        key = table_key(self._seed, f"{direction}/{self._rank}")
         floats = rows.numpy()
         done = 0
         at = 0

@@ -143,10 +143,8 @@ def read_rows(frame: Any, source_config: Callable[[], SourceConfig]) -> dict[str
         user="",
         weight="",
     )
-    source, frames = (
-        open_view(config, None, paths, View(schema=features, label=False, pass_through=passed)),
-        [],
-    )
+    source = open_view(config, None, paths, View(schema=features, label=False, pass_through=passed))
+    frames = []
     lists = [feature.name for feature in sparse if feature.traits.lists and not feature.weights]
     with temporary_directory() as workspace:
         for chunk in source.chunks(workspace):

@@ -133,10 +133,8 @@ def place(
 
 def _workspace(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers) -> int:
     """Return the bytes in level 0 of a process that the update of a batch needs."""
-    lookups, widest = (
-        [table.lookups for table in tables],
-        max((table.shape.width for table in tables), default=1),
-    )
+    lookups = [table.lookups for table in tables]
+    widest = max((table.shape.width for table in tables), default=1)
     if memory.hbm:
         return device_workspace_bytes(lookups, widest, memory.lookahead)
     return workspace_bytes(lookups, widest, tiers.threads)

@@ -301,10 +301,8 @@ def step_time(
     """
     exchange, rates, cluster = exchange or ExchangeModel(), machine.network, machine.cluster
     if tables is None:
-        shape, lookups = (
-            RowShape(width=work.width, row_state=False, full_state=0),
-            work.batch * work.lookups,
-        )
+        shape = RowShape(width=work.width, row_state=False, full_state=0)
+        lookups = work.batch * work.lookups
         tables = table_seconds(TableWork(shape=shape, lookups=lookups, distinct=lookups), machine.tiers)
     sent = exchange_bytes(cluster, work, exchange)
     network = rates.fixed_seconds + work.batch * (work.flops + work.tower_flops) / rates.flops_per_second

@@ -241,11 +241,9 @@ def _choice(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any])
     entry = next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
     if entry is None:
         return
-    rarer, entropy, half = (
-        _rarer(entry),
-        entry.get("normalized_entropy"),
-        Z95 * (entry.get("entropy_error") or 0.0),
-    )
+    rarer = _rarer(entry)
+    entropy = entry.get("normalized_entropy")
+    half = Z95 * (entry.get("entropy_error") or 0.0)
     if rarer >= _TOO_FEW and entropy is not None and entropy <= 1 <= entropy + half:
         yield f"the {entry['samples']:,} validation samples cannot tell the tested step from the base rate"
     if rarer < _TOO_FEW:

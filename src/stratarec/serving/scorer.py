@@ -180,6 +180,7 @@ class Scorer:
             A history is a list of earlier values, oldest first, without values older than its
             `within`. Features of ``schema.dates`` are computed from their columns; a row must have
             ``schema.time`` if it is one of them. Other columns, such as the label, are ignored.
+            Texts that `data.source.nulls` of the recipe listed are missing values.
 
         Raises
         ------

@@ -222,10 +222,8 @@ class Trainer:
         plan, epoch_steps = self.parts.plan, len(self.parts.loader)
         self._close()
         del self.parts  # the second phase can use their memory
-        tested, calibrated = (
-            self._directory.checkpoints / result["checkpoint"],
-            bool(result.get("refit_calibration")),
-        )
+        tested = self._directory.checkpoints / result["checkpoint"]
+        calibrated = bool(result.get("refit_calibration"))
         served = refit(
             self._resolved,
             self._session,

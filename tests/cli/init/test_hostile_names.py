@@ -102,10 +102,8 @@ def test_any_log_gives_a_draft_or_one_error(
 ) -> None:
     folder = tmp_path_factory.mktemp("hostile")
     frame = log([name for name in names if name not in OWN], value)
-    path, draft = (
-        write(frame, folder / f"log.{'csv' if kind == 'csv' else 'parquet'}"),
-        folder / "draft.yaml",
-    )
+    path = write(frame, folder / f"log.{'csv' if kind == 'csv' else 'parquet'}")
+    draft = folder / "draft.yaml"
     code = main(["init", str(path), "-o", str(draft)])
     assert code == 0 or (
         code == 2 and kind == "csv" and not draft.exists()

@@ -159,10 +159,8 @@ def test_invalid_indices_and_arrays_are_refused() -> None:
 )
 def test_rows_have_the_bytes_of_an_exact_codec(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
-    codec, float_rows = (
-        RecordCodec.of(CodecConfig(), 3, optimizer),
-        FloatRows.allocate(5, 3, **optimizer.state_shape),
-    )
+    codec = RecordCodec.of(CodecConfig(), 3, optimizer)
+    float_rows = FloatRows.allocate(5, 3, **optimizer.state_shape)
     for part in float_rows.parts:
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
     expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)

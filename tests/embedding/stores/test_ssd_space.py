@@ -100,10 +100,8 @@ def test_an_exceeded_budget_is_an_error_and_store_and_checkpoint_stay_intact(tmp
         write(store, np.arange(500, ROWS), 2)
     assert store.segments.file_bytes <= budget
     written, records = read_all(store)
-    old, new = (
-        random_records(np.arange(ROWS), RECORD_BYTES, 1),
-        random_records(np.arange(ROWS), RECORD_BYTES, 2),
-    )
+    old = random_records(np.arange(ROWS), RECORD_BYTES, 1)
+    new = random_records(np.arange(ROWS), RECORD_BYTES, 2)
     fresh = (records == new).all(axis=1)
     assert ((records == old).all(axis=1) | fresh)[written].all()
     assert written[:1000].all()

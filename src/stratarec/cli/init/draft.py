@@ -335,10 +335,8 @@ def _split(guesses: Guesses) -> Iterator[str]:
     reason = f"test on the last {test} of the log, validation on the {valid} before, as in production"
     last = ""
     if guesses.time is not None and guesses.time.ends_early:
-        last, reason = (
-            f", last: {guesses.time.end!r}",
-            f"{reason}; later rows are left out, because they are far later",
-        )
+        last = f", last: {guesses.time.end!r}"
+        reason = f"{reason}; later rows are left out, because they are far later"
     yield f"  split: {{by: time, valid: {valid}, test: {test}{last}}}  # {reason}"
 
 

@@ -89,10 +89,8 @@ def find_session(frame: pl.DataFrame, names: Sequence[str], times: Times | None)
     for name in _named(names, SESSIONS):
         if not _has_keys(frame[name]) or frame[name].null_count():
             continue
-        rows, share = (
-            len(frame) / frame[name].n_unique(),
-            0.0 if times is None else returning(frame, name, times),
-        )
+        rows = len(frame) / frame[name].n_unique()
+        share = 0.0 if times is None else returning(frame, name, times)
         if share < _RETURNING:
             later = "" if times is None else f", {share:.0%} return in the later half"
             return Guess(

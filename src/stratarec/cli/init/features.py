@@ -164,11 +164,9 @@ def _list_feature(lists: pl.Series, what: str, sample: LogSample, separator: str
 
 def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     """Decide whether whole numbers or booleans are amounts or ids."""
-    kind, values, missing = (
-        column.dtype,
-        growth(column, len(column), sample.total),
-        _missing(column, sample),
-    )
+    kind = column.dtype
+    values = growth(column, len(column), sample.total)
+    missing = _missing(column, sample)
     code = is_code(column.name)
     if kind.is_numeric() and not code and names_amount(column.name):
         return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")

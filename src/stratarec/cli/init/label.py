@@ -275,10 +275,8 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     least, most = float(values[0]), float(values[-1])
     if least == 0 and (values == values.round()).all() and _is_count(column):
         return _at_least(column, float(values[1]), f"{reason}; counts from 0 to {most:g}")
-    threshold, scale = (
-        float(values.filter(values >= least + 0.7 * (most - least))[0]),
-        f"{least:g} to {most:g}",
-    )
+    threshold = float(values.filter(values >= least + 0.7 * (most - least))[0])
+    scale = f"{least:g} to {most:g}"
     share = float((column >= threshold).mean() or 0)  # type: ignore[arg-type]
     if len(values) <= _SCALE or _RARE <= share <= 1 - _RARE:
         return _at_least(column, threshold, f"{reason}; the upper third of {scale}")

@@ -24,7 +24,7 @@ from stratarec.cli.init.words import is_code
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.frames import flattened
 from stratarec.data.columns.text_values import integers_from_numbers, numbers_from_text
-from stratarec.data.sources.files import DATE_PARTS, InputFile, expand, no_rows, with_constants
+from stratarec.data.sources.files import DATE, DATE_PARTS, InputFile, expand, no_rows, with_constants
 from stratarec.data.sources.formats import (
     CODECS,
     JSON_SUFFIXES,
@@ -67,6 +67,9 @@ _FILES, _SHOWN = 100, 6
 _MAX_LINE_BYTES = 4 << 20
 # Maximum number of levels of objects and lists in a line of JSON.
 _LEVELS = 64
+_LEVEL_STEPS = np.zeros(256, dtype=np.int8)
+"""Change of the level at a byte of JSON."""
+_LEVEL_STEPS[[*b"{["]], _LEVEL_STEPS[[*b"}]"]] = 1, -1
 # Lines before a header: comments, and the delimiter.
 _PREAMBLE, _SHOWN_BYTES = re.compile(rb"#|sep=.\s*$"), 40
 _HASH = re.compile("(?i)(?=.*[0-9])[0-9a-f]{8,}")
@@ -149,7 +152,7 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     # A directory above the log may have the form of a column, too.
     given = {name for file in files for name in file.directory_columns(())}
     same = {name for name in given & {*sample.frame.columns} if sample.frame[name].n_unique() == 1}
-    if "-".join(DATE_PARTS) in given - same:  # the parts grow with time, so they say nothing of later rows
+    if DATE in given - same:  # the parts grow with time, so they say nothing of later rows
         same |= given & {*DATE_PARTS} & {*sample.frame.columns}
     texts = pl.col(pl.String)  # an empty text is missing, as in `Converter.category`
     frame = sample.frame.drop(same).with_columns(pl.when(texts != "").then(texts))
@@ -592,8 +595,8 @@ def _is_number(text: str) -> bool:
 def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.DataFrame:
     """Read the beginnings of files, and the end of the file `last`."""
     parts = [*heads.items(), (last, tail)]
-    for file, part in heads.items():
-        _check_levels(part, file)
+    for file, part in parts:
+        _check_levels(part, file, is_head=part is not tail)
     try:
         frame = pl.read_ndjson(io.BytesIO(b"".join(part for _, part in parts)), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
@@ -614,21 +617,20 @@ def _json(heads: dict[InputFile, bytes], tail: bytes, last: InputFile) -> pl.Dat
     )
 
 
-def _check_levels(head: bytes, file: InputFile) -> None:
+def _check_levels(part: bytes, file: InputFile, *, is_head: bool) -> None:
     """Raise `DataError` for a line with too many levels of objects and lists: the time in which
     Polars finds their type is cubic in the levels.
     """
-    content = np.frombuffer(head + b"\n", dtype=np.uint8)
-    steps = np.isin(content, [*b"{["]).astype(np.int64) - np.isin(content, [*b"}]"])
-    levels, ends = np.cumsum(steps), np.flatnonzero(content == ord("\n"))
+    content = np.frombuffer(part + b"\n", dtype=np.uint8)
+    steps = _LEVEL_STEPS[content]
+    levels, ends = np.cumsum(steps, dtype=np.int32), np.flatnonzero(content == ord("\n"))
     starts = np.append(0, ends[:-1] + 1)
     most = np.maximum.reduceat(levels, starts) - levels[starts] + steps[starts]
     deep = np.flatnonzero(most > _LEVELS)
     if len(deep):
-        line = int(deep[0])
+        place = f"line {deep[0] + 1}" if is_head else "one of the last lines"
         raise DataError(
-            f"{file.path}, line {line + 1}: objects and lists in {int(most[line])} levels, expected at "
-            f"most {_LEVELS}"
+            f"{file.path}, {place}: objects and lists in {most[deep[0]]} levels, expected at most {_LEVELS}"
         )
 
 

@@ -355,10 +355,8 @@ def _to_series(
         return pl.Series(name, [_utc(cell) for cell in cells], dtype=pl.Datetime("us"))
     if not present <= {"integer", "real"}:
         kinds = [families[type(cell)] for cell in cells]
-        first, expected = (
-            {next(kind for kind in kinds if kind != "nothing")},
-            "text alone, or numbers alone",
-        )
+        first = {next(kind for kind in kinds if kind != "nothing")}
+        expected = "text alone, or numbers alone"
         if is_number:
             first, expected = {"integer", "real"}, "a number or nothing"
         allowed = (first | {"nothing"}) - {"", "list"}

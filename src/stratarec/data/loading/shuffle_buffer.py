@@ -312,10 +312,8 @@ def assemble(buffered: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], datase
 
 def empty(dataset: Dataset) -> Batch:
     """Return a batch without samples."""
-    keys, labels = (
-        tuple(feature.name for feature in dataset.schema.sparse),
-        len(dataset.schema.label_columns),
-    )
+    keys = tuple(feature.name for feature in dataset.schema.sparse)
+    labels = len(dataset.schema.label_columns)
     return Batch(
         label=torch.empty((0, labels) if labels > 1 else 0),
         dense=torch.empty(0, len(dataset.schema.dense)),

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,8 @@ _HIDDEN = re.compile(r"/[._]")
 _PARTITION = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 DATE_PARTS = ("year", "month", "day")
-"""Directories that together give a date."""
+"""Directories that together give the column `DATE`."""
+DATE = "year-month-day"
 
 
 class LogPathError(DataError):
@@ -83,7 +84,7 @@ class InputFile:
         columns = {name: None if value in ("", _NO_VALUE) else value for name, value in values.items()}
         if columns.keys() >= {*DATE_PARTS}:
             date = [part.zfill(2) for name in DATE_PARTS if (part := columns[name])]
-            columns["-".join(DATE_PARTS)] = "-".join(date) if len(date) == len(DATE_PARTS) else None
+            columns[DATE] = "-".join(date) if len(date) == len(DATE_PARTS) else None
         # Polars would read ^...$ as a pattern.
         return {name: columns[name] for name in columns if name not in own and not name.startswith("^")}
 
@@ -252,15 +253,14 @@ def _input_file(system: Any, path: str, info: dict[str, Any]) -> InputFile:
         with _as_data_error(path):
             open_regular(path).close()
     name = system.unstrip_protocol(path).removeprefix("file://")
-    with suppress(UnicodeEncodeError):
+    try:
         name.encode()
-        return InputFile(path=name, size=info["size"], stamp=_stamp(info))
-    raise LogPathError(f"{os.fsencode(name)!r}: its name is not UTF-8; rename it")
-
-
-def _stamp(info: Mapping[str, Any]) -> str:
-    keys = ("mtime", "LastModified", "etag", "created")
-    return next((str(info[key]) for key in keys if key in info), "")
+    except UnicodeEncodeError as error:
+        raise LogPathError(f"{os.fsencode(name)!r}: its name is not UTF-8; rename it") from error
+    stamp = next(
+        (str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), ""
+    )
+    return InputFile(path=name, size=info["size"], stamp=stamp)
 
 
 def no_rows(file: InputFile) -> DataError:

@@ -126,10 +126,8 @@ def parquet_pieces(
             for ordinal, row_groups in enumerate(
                 _group_ranges(reader, file.path) if share.has_file(number) else ()
             ):
-                first_row, indexes = (
-                    row_groups.first_row,
-                    [chunk_index(number, piece) for piece in row_groups.pieces],
-                )
+                first_row = row_groups.first_row
+                indexes = [chunk_index(number, piece) for piece in row_groups.pieces]
                 is_needed = [share.has(index, number, ordinal) for index in indexes]
                 frames = (
                     _frames(reader, file.path, row_groups, columns, types) if any(is_needed) else iter(())

@@ -106,10 +106,8 @@ def read_cells(context, request, buffers, alignment, shape):
             number = free[waiting + count]
             span = buffers.spans[number]
             next_read(cells, first, size, alignment, shape, span)
-            descriptor, address = (
-                request.descriptors[cells[first] // per_segment],
-                buffers.words.ctypes.data,
-            )
+            descriptor = request.descriptors[cells[first] // per_segment]
+            address = buffers.words.ctypes.data
             buffers.addresses[count] = fill_request(
                 buffers.requests, number, descriptor, address + number * size, span[SIZE], span[BEGIN]
             )

@@ -223,10 +223,8 @@ def encode(
         )
     else:
         LEVELS: tl.constexpr = 255 if KIND == INT8 else 15
-        least, most = (
-            tl.min(ordered(weight, mask, 0x7FFFFFFF), 1),
-            tl.max(ordered(weight, mask, -0x80000000), 1),
-        )
+        least = tl.min(ordered(weight, mask, 0x7FFFFFFF), 1)
+        most = tl.max(ordered(weight, mask, -0x80000000), 1)
         scale, offset, good = parameters(unordered(least), unordered(most), LEVELS, WIDE)
         good = good & (least >= -0x7F800000) & (most <= 0x7F7FFFFF)
         if WIDE:

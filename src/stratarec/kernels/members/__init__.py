@@ -222,18 +222,14 @@ class _Members(torch.autograd.Function):
                 of_before = layout.split(place - 1, of_values, len(gradient))
             else:
                 of_before = [of_inputs[group.first : group.last] for group in layout.groups]
-            of_weights, weight_parts = (
-                _parts(layout, place, of_weight),
-                _parts(layout, place, weights[3 + 2 * place]),
-            )
+            of_weights = _parts(layout, place, of_weight)
+            weight_parts = _parts(layout, place, weights[3 + 2 * place])
             parts = (layer.before, products, of_before, weight_parts, of_weights)
             for before, product, out, weight, of_part in zip(*parts, strict=True):
                 torch.bmm(before.transpose(1, 2), product, out=of_part)
                 torch.bmm(product, weight.transpose(1, 2), out=out)
-        of_vectors, of_numbers = (
-            torch.empty(ctx.shape),
-            [torch.empty_like(weight) for weight in weights[:3]],
-        )
+        of_vectors = torch.empty(ctx.shape)
+        of_numbers = [torch.empty_like(weight) for weight in weights[:3]]
         of_fields = tuple(map(_flat, (of_vectors, *of_numbers)))
         kernel = cpu.kernels(layout.field_lanes).spread
         kernel(team, ctx.fields, _flat(ctx.inputs), _flat(of_inputs), of_logits, of_fields)

@@ -138,10 +138,8 @@ def fill(member, lanes, counter, fields, out, logits):
                 for n in range(N):
                     logit += min(max(fields.dense[b * N + n], -_MOST), _MOST) * fields.first[n * K + k]
                     bin = fields.bin[b * N + n]
-                    scale, share = (
-                        broadcast(factor(fields, bits, n), lanes),
-                        broadcast(fields.share[b * N + n], lanes),
-                    )
+                    scale = broadcast(factor(fields, bits, n), lanes)
+                    share = broadcast(fields.share[b * N + n], lanes)
                     bias, below = column + U(n * K * D), column + U((n * (Q + 1) + bin) * K * D)
                     weight = column + U((n * Q + min(bin, Q - 1)) * K * D)
                     for d in range(U(0), U(D), U(lanes)):
@@ -198,10 +196,8 @@ def spread_number(lanes, fields, n, inputs, gradient, logits, out):
             bin, share = fields.bin[b * N + n], broadcast(fields.share[b * N + n], lanes)
             scale = broadcast(factor(fields, first_bits(fields, k, b), n), lanes)
             place = U(((k * B + b) * (N + F) + n) * D)
-            weights, below = (
-                U(((n * Q + min(bin, Q - 1)) * K + k) * D),
-                U(((n * (Q + 1) + bin) * K + k) * D),
-            )
+            weights = U(((n * Q + min(bin, Q - 1)) * K + k) * D)
+            below = U(((n * (Q + 1) + bin) * K + k) * D)
             for d in range(U(0), U(D), U(lanes)):
                 part = passed(
                     multiply(load(gradient, place + d, lanes), scale), load(inputs, place + d, lanes)

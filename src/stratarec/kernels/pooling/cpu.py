@@ -226,10 +226,8 @@ def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features,
                 source = U(features.base[f] + bags.values[i]) * D
                 product = np.float32(0.0)
                 for block in range(U(0), D, U(lanes)):
-                    one, other = (
-                        load(gradient.out, target + block, lanes),
-                        load(weights, source + block, lanes),
-                    )
+                    one = load(gradient.out, target + block, lanes)
+                    other = load(weights, source + block, lanes)
                     product += total(multiply(one, other))
                 out[i] += factor * product
 

@@ -96,11 +96,9 @@ def _by_vectors(builder, operation, *rows):
 def _addresses(context, builder, kind, array, element, width):
     """Return pointers to the vectors of the row from ``array[element]`` on, 1-D C-contiguous."""
     view = context.make_array(kind)(context, builder, array)
-    number, first, addresses = (
-        _I16 if kind.dtype == types.uint16 else _FLOAT,
-        builder.gep(view.data, [element]),
-        [],
-    )
+    number = _I16 if kind.dtype == types.uint16 else _FLOAT
+    first = builder.gep(view.data, [element])
+    addresses = []
     for size in _sizes(width):
         addresses.append(builder.bitcast(first, ir.VectorType(number, size).as_pointer()))
         first = builder.gep(first, [_I32(size)])

@@ -169,11 +169,9 @@ def sum_trees(rows, trees, leaves, block, sums):
     """
     size, columns = rows.shape
     few = size % _BLOCK if size % _BLOCK < _FEW else 0
-    possible, in_set, power = (
-        stack_array(_BLOCK, np.int32),
-        stack_array(_BLOCK, np.int32),
-        stack_array(_BLOCK, np.float32),
-    )
+    possible = stack_array(_BLOCK, np.int32)
+    in_set = stack_array(_BLOCK, np.int32)
+    power = stack_array(_BLOCK, np.float32)
     for first in range(0, size - few, _BLOCK):
         count = min(_BLOCK, size - first)
         for b in range(count):

@@ -110,10 +110,8 @@ def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.
     """Return the logits of all methods for each split, ``[methods, N]``; `DatasetError` if their
     file is damaged.
     """
-    valid, shape = (
-        dataset.samples("valid"),
-        (len(baselines.methods), dataset.samples("valid") + dataset.samples("test")),
-    )
+    valid = dataset.samples("valid")
+    shape = (len(baselines.methods), dataset.samples("valid") + dataset.samples("test"))
     try:
         path = regular_file_below(Path(dataset.path), BASELINE_SCORES)
         if file_hash(path) != baselines.scores:

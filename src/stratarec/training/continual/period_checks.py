@@ -204,10 +204,8 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
     The interval is computed as in Hanley and McNeil (1982), for independent samples.
     """
     area, positives = scores["auc"], scores["positives"]
-    negatives, previous = (
-        scores["samples"] - positives,
-        [period for period in earlier[-_PERIODS:] if period is not None],
-    )
+    negatives = scores["samples"] - positives
+    previous = [period for period in earlier[-_PERIODS:] if period is not None]
     if area is None:
         return {"low": None, "high": None, "before": None}
     one, two = area / (2 - area), 2 * area**2 / (1 + area)

@@ -249,11 +249,9 @@ class GraphStep:
         # A batch is packed with the numbers that are expected for its step. A factor on the
         # learning rate that was set meanwhile, or another number of steps of the rows, needs
         # another copy.
-        numbers, sent, on_device = (
-            self._numbers(step, self._engine.step),
-            packed.host_tensors[0],
-            packed.tensors[0],
-        )
+        numbers = self._numbers(step, self._engine.step)
+        sent = packed.host_tensors[0]
+        on_device = packed.tensors[0]
         if not torch.equal(numbers, cast("Tensor", sent)):
             cast("Tensor", on_device).copy_(self._engine.transfers.up(numbers))
         return packed

@@ -220,10 +220,8 @@ class TreeFit:
         models = [model.decode() for model in result["models"].tolist()]
         arrays = {name: result[name] for name in PAIR_ARRAYS}
         arrays |= read_models(models, [codes if member.inputs == "rates" else 0 for member in MEMBERS])
-        rates, lengths = (
-            self._trees.rates,
-            {name: len(array) for name, array in arrays.items() if name != "leaves"},
-        )
+        rates = self._trees.rates
+        lengths = {name: len(array) for name, array in arrays.items() if name != "leaves"}
         self._trees.resize(TreeSizes(**lengths, rated=rates.shape[1]))
         self._trees.rates.copy_(rates)
         for name, array in arrays.items():
