@@ -16,6 +16,7 @@ import yaml
 
 from errors import missing
 from stratarec.cli import main
+from stratarec.cli.init.draft import draft
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
@@ -580,6 +581,10 @@ def test_a_date_in_three_columns_is_named(tmp_path: Path) -> None:
     guesses = guess(read_sample((str(tmp_path / "log.csv"),)))
     (day,) = (column for column in guesses.columns if column.name == "day")
     assert "a date with 'year' and 'month'" in day.reason
+    _, _, drafted = draft((str(tmp_path / "log.csv"),), tmp_path / "log.yaml", "", None)
+    (day,) = (column for column in drafted.columns if column.name == "day")
+    assert day.reason.startswith("about 30 values, in order; a date with 'year'")
+    assert day.reason.endswith("`init` splits by time")
     pl.DataFrame(columns | {"month": skewed(40, 7)}).write_csv(tmp_path / "other.csv")
     guesses = guess(read_sample((str(tmp_path / "other.csv"),)))
     assert not any("a date with" in column.reason for column in guesses.columns)

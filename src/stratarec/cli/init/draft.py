@@ -119,12 +119,17 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
         names = tuple(name for features in parts for part, name in features.items() if part != "days")
         return replace(guesses, date_categories=names)
     columns = (
-        replace(column, role="dense", integer=False, reason=f"{column.reason}, in order")
+        _as_number(column)
         if column.ordered and column.role == "sparse"
         else with_number(column, sample.frame)
         for column in guesses.columns
     )
     return replace(guesses, columns=tuple(columns))
+
+
+def _as_number(column: Guess) -> Guess:
+    reason, semicolon, advice = column.reason.partition("; ")
+    return replace(column, role="dense", integer=False, reason=f"{reason}, in order{semicolon}{advice}")
 
 
 def _is_small(sample: LogSample, guesses: Guesses) -> bool:
