@@ -24,9 +24,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice
+from itertools import count, cycle, islice
 from statistics import median
 from typing import Any, cast
 
@@ -44,8 +44,12 @@ from stratarec.recipe import Recipe
 from stratarec.training.distributed import RankPipeline
 from stratarec.training.forecast import rank_pipeline
 
-WARM = 2
-"""Number of steps before the recorded ones. They compile kernels and create optimizer state."""
+BATCHES = 5
+"""Number of batches that steps repeat."""
+WARM = BATCHES + 1
+"""Number of steps before the recorded ones. They compile kernels, create optimizer state, and touch
+the memory of the rows, which in training most steps find touched.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +188,8 @@ def train(
     batch.
     """
     files = pipeline.mesh.files
-    batches = list(islice(pipeline.loader.batches(0), WARM + steps))
-    items = ((batch, pipeline.request(batch)) for batch in batches)
+    batches = cycle(list(islice(pipeline.loader.batches(0), BATCHES)))
+    items = ((batch, pipeline.request(batch)) for batch in islice(batches, WARM + steps))
     losses, began, ended = [], 0.0, 0.0
     with pipeline.stage_ahead(items, depth=depth) as ahead:
         between(True)
@@ -208,6 +212,19 @@ class Recording:
     schedule: list[Step]
     """Step of each rank: median seconds and mean bytes over the recorded steps."""
     losses: list[float]
+
+    @classmethod
+    def least(cls, recordings: Sequence[Recording]) -> Recording:
+        """Return the recorded steps with the shortest time of each piece in several recordings."""
+        first = recordings[0]
+        pieces = [
+            [
+                replace(same[0], seconds=min(piece.seconds for piece in same))
+                for same in zip(*steps, strict=True)
+            ]
+            for steps in zip(*(each.schedule for each in recordings), strict=True)
+        ]
+        return cls(schedule=pieces, losses=first.losses)
 
 
 def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int) -> Recording:

@@ -20,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_cells import measured
+from benchmarks.cluster_cells import ROUNDS, STEPS, measured
+from benchmarks.replay import BATCHES
 from benchmarks.report import read_result
 from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective
@@ -166,6 +167,9 @@ def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
     return {
         "config": {
             "targets": {"within_15_percent_share": 0.8, "auto_right_share": 0.9},
+            "rounds": ROUNDS,
+            "recorded_steps": STEPS,
+            "batches": BATCHES,
             "predicted": True,
             "published_up_to": PUBLISHED,
             "gpus_per_host": GPUS_PER_HOST,

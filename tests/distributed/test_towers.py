@@ -213,6 +213,23 @@ def test_auto_compares_measured_ranks_and_a_run_keeps_its_choice(
         )
 
 
+def test_a_rank_measures_both_exchanges_in_alternation_and_the_shorter_time_counts(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [("flat", 2.0), ("sptt", 9.0), ("flat", 2.0), ("sptt", 1.0)]
+
+    def seconds_of(option: Recipe, *_: object) -> float:
+        exchange, seconds = measured.pop(0)
+        assert option.distributed.exchange == exchange
+        return seconds
+
+    monkeypatch.setattr(forecast, "rank_seconds", seconds_of)
+    recipe = make_recipe(home, tmp_path, distributed={"exchange": "auto", "network": "100Gbit"})
+    mesh, dataset = emulated_mesh(0, 2, 2, by_towers=True), Dataset.open(recipe.data.path)
+    assert with_exchange(recipe, dataset, mesh).distributed.exchange == "sptt"
+    assert not measured
+
+
 def test_invalid_recipes_for_the_tower_exchange_are_refused() -> None:
     with refuses(ConfigError, "distributed.network"):
         DistributedConfig(network="fast")

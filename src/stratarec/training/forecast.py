@@ -76,7 +76,7 @@ from stratarec.training.torch_setup import build_optimizer, measured_rates, torc
 RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
-_ROUNDS, _SECONDS = 5, 1.0
+_ROUNDS, _SECONDS, _MEASURED_ROUNDS = 5, 1.0, 2
 MEASURED_SHARE = 0.5
 """Share of this machine's memory that the tables of a rank may take while a step is measured for a
 prediction.
@@ -474,7 +474,7 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
 
 
 def choose_exchange(
-    recipe: Recipe, dataset: Dataset, cluster: Cluster, measure: Callable[[Recipe], float]
+    recipe: Recipe, dataset: Dataset, cluster: Cluster, measure: Callable[[Sequence[Recipe]], list[float]]
 ) -> Recipe:
     """Return the recipe with ``flat`` or ``sptt`` in place of ``auto``: the exchange with the
     shorter predicted step.
@@ -482,12 +482,12 @@ def choose_exchange(
     Parameters
     ----------
     measure : callable
-        Returns the seconds that the slowest rank computes with a recipe, from `rank_seconds`, or
+        Returns the seconds that the slowest rank computes with each recipe, from `rank_seconds`, or
         infinity if they are not known. If they are not known for both exchanges, both are assumed
         to compute equally long.
     """
     options = [recipe.with_fields({"distributed.exchange": kind}) for kind in ("flat", "sptt")]
-    seconds = [measure(option) for option in options]
+    seconds = measure(options)
     computing = [0.0, 0.0] if inf in seconds else seconds
     flat, sptt = (
         predict_step(option, dataset, cluster, time)
@@ -515,12 +515,18 @@ def resolve_exchange(
     cluster = make_cluster(inside=mesh.first(lambda: make_cluster(inside=None).inside_bytes_per_second))
     threads = share_of(recipe.train.threads, torch.get_num_threads(), mesh.ranks // mesh.hosts)
 
-    def measure(option: Recipe) -> float:
+    def seconds_of(option: Recipe) -> float:
         seconds = inf
         with suppress(ConfigError), dataset.locked(), torch_settings(threads=threads):
             if recipe.train.device == "cpu":
                 seconds = rank_seconds(option, dataset, cluster, mesh.rank if mesh.ranks > 1 else None)
-        return max(slowest for (slowest,) in mesh.files.gather_floats([seconds]))
+        return seconds
+
+    def measure(options: Sequence[Recipe]) -> list[float]:
+        # In alternation, because other programs may slow a processor down for seconds.
+        rounds = [[seconds_of(option) for option in options] for _ in range(_MEASURED_ROUNDS)]
+        least = [min(times) for times in zip(*rounds, strict=True)]
+        return [max(times) for times in zip(*mesh.files.gather_floats(least), strict=True)]
 
     return choose_exchange(recipe, dataset, cluster, measure)
 
