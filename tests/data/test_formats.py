@@ -86,9 +86,12 @@ def test_compressed_text_is_read_whatever_its_name(tmp_path: Path, codec: str, n
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz", "zip"])
-def test_plain_text_with_the_suffix_of_a_compression_is_read(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_plain_text_with_the_suffix_of_a_compression_is_read(
+    tmp_path: Path, suffix: str, mark: bytes
+) -> None:
     path = tmp_path / f"log.csv.{suffix}"
-    path.write_bytes(TEXT)
+    path.write_bytes(mark + TEXT)
     assert read(path).height == len(LOG)
 
 

@@ -96,7 +96,7 @@ def table_format(front: bytes) -> str:
 
 def is_text(front: bytes) -> bool:
     """Whether a file that begins with `front` is printable text."""
-    words = front[:FRONT_BYTES].decode(errors="ignore").split()
+    words = front[:FRONT_BYTES].decode("utf-8-sig", errors="ignore").split()
     return bool(words) and "".join(words).isprintable()
 
 
